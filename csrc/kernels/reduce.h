@@ -1,0 +1,46 @@
+// Elementwise kernels: a table by element type, reduce operation and instruction set.
+//
+// A *value* is an element as the caller has it; an *accumulator* holds a partial sum. For float16
+// and bfloat16 under SUM, AVG and PRODUCT it is float32, so that a sum is rounded once; for
+// everything else it is the element type itself. MIN and MAX propagate NaN (the first operand's
+// when both are) and order -0 below +0. Integers wrap. All instruction sets give the same bits (no
+// contraction to FMA).
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+
+#include "core/dtype.h"
+
+namespace pycoll {
+
+enum class Operand : int { value = 0, acc = 1 };
+
+// dst[i] = a[i] (+) b[i], dst accumulators. dst may be exactly a or exactly b; other overlap is not
+// allowed.
+using CombineFn = void (*)(void* dst, const void* a, const void* b, size_t n);
+// dst[i] = accumulator of src[i].
+using WidenFn = void (*)(void* dst, const void* src, size_t n);
+// dst[i] = value of src[i]: AVG divides by world_size, then it rounds. dst may be exactly src.
+using FinishFn = void (*)(void* dst, const void* src, size_t n, int world_size);
+
+struct ReduceKernels {
+  DType value;
+  DType acc;
+  CombineFn combine[2][2];  // by Operand of a and of b
+  WidenFn widen;            // nullptr when value == acc (a plain copy)
+  FinishFn finish;          // nullptr when it is the identity
+};
+
+// Instruction sets, best last. `baseline` is what the compiler targets without flags.
+enum class Isa : int { baseline, avx2, avx512, kCount };
+std::string_view name_of(Isa isa);
+
+// What this CPU (and kernel) can run, among what was compiled in.
+bool isa_available(Isa isa);
+Isa best_isa();
+
+// nullptr when the operation is not defined for the type (or not there yet).
+const ReduceKernels* find_reduce_kernels(DType dtype, ReduceOp op, Isa isa);
+
+}  // namespace pycoll

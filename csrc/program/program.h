@@ -1,0 +1,161 @@
+// An algorithm is data.
+//
+// An algorithm is a pure function that returns, for one rank, a Program: a few lanes, each a list
+// of steps on numbered chunks. The same Program is run by the executor (runtime/executor.h), proved
+// by the checker (program/check.h) and shown by `pycoll explain` (program/trace.h). Nothing else in
+// the system knows an algorithm's name.
+//
+// How a Program is run
+//   * The caller's vectors are cut into chunks (`input_chunks`, `output_chunks`), and each chunk
+//   into
+//     slices of at most `slice` elements. A lane executes its whole step list for slice 0 of every
+//     chunk, then for slice 1, and so on; one pass is a *round*. Lanes advance independently.
+//   * A message step moves one message, which holds one slice of one chunk, through the FIFO that
+//     belongs to (sender, receiver, channel). Only one lane of a rank may use an end of a FIFO. A
+//     FIFO is `depth` slots deep: a send waits for a free slot, a receive for a full one. A step
+//     that receives and sends starts only when it can do both, so it holds one slot while it waits
+//     for another: some Programs need depth 2 (a ring does).
+//   * Direct steps work on the `window`, memory that every member can read. It has two buffers a
+//   lane,
+//     used by alternating rounds. So every round of a lane that touches the window must have a
+//     barrier of all readers between a write and its reads; the next round's barrier then protects
+//     its reuse.
+//   * Values are `input` elements, partial sums are accumulators (wider for 16-bit types: a sum is
+//     rounded once, when it is complete). Storing a partial sum to `output` or `window`, or sending
+//     what was stored there, *finishes* it: the division of AVG and the rounding happen there, and
+//     only there.
+//   * `output` receives finished values only. It may be the same memory as `input` (in place).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace pycoll {
+
+// The numeric values travel between ranks (in call headers): append, never reorder.
+enum class Collective : uint8_t {
+  all_reduce,
+  all_gather,
+  reduce_scatter,
+  broadcast,
+  barrier,
+  kCount,
+};
+
+std::string_view name_of(Collective collective);
+
+enum class Space : uint8_t {
+  none,
+  input,   // the caller's elements, read only
+  output,  // the caller's result, finished values only
+  acc,     // private accumulators of this lane, one slice a chunk, gone after the round
+  window,  // this rank's part of the memory that peers can read
+};
+
+struct Ref {
+  Space space = Space::none;
+  int32_t chunk = 0;
+  bool operator==(const Ref&) const = default;
+};
+
+// What a message holds: finished or input elements, or accumulators.
+enum class Wire : uint8_t { value, partial };
+
+enum class StepKind : uint8_t {
+  send,                   // src -> to.                       An acc is sent as partial.
+  recv,                   // from -> dst
+  recv_copy_send,         // from -> dst, and on to `to`, unchanged
+  recv_reduce,            // dst = received (+) src           dst acc: partial; output: finished
+  recv_reduce_send,       // to <- received (+) src           as partial; nothing is stored
+  recv_reduce_copy_send,  // dst = received (+) src, finished, and the same to `to`
+  copy,                   // dst = src                        from acc to output or window: finished
+  reduce_from,            // dst = sum over group, in list order, of window[remote_chunk] of each
+                          //   member; this rank's own term is src (its input or window)
+  copy_from,              // dst = window[remote_chunk] of `from`
+  barrier,                // returns when every member of group has come
+  kCount,
+};
+
+// Which parts a kind has. Executor, checker and trace are written over these, not over the kinds.
+struct StepTraits {
+  std::string_view name;
+  bool receives;  // takes a message from `from`
+  bool reduces;   // combines what it received with src
+  bool reads;     // reads src
+  bool stores;    // writes dst
+  bool sends;     // puts a message to `to`
+  bool direct;    // works on windows
+};
+
+const StepTraits& traits_of(StepKind kind);
+
+struct Step {
+  StepKind kind = StepKind::barrier;
+  Ref src;
+  Ref dst;
+  int32_t from = -1;           // message steps and copy_from: the rank that is read
+  int32_t to = -1;             // message steps: the rank that is sent to
+  int32_t channel = 0;         // message steps: which FIFO of the pair
+  int32_t group = -1;          // barrier, reduce_from: index into Program::groups
+  int32_t remote_chunk = 0;    // reduce_from, copy_from: window chunk at the peer
+  Wire wire = Wire::value;     // what the received message holds
+  bool received_first = true;  // reduces: received (+) src, else src (+) received
+  bool operator==(const Step&) const = default;
+};
+
+struct Lane {
+  std::vector<Step> steps;
+  bool operator==(const Lane&) const = default;
+};
+
+// The order in which contributions are combined: a promise, proved by the checker.
+enum class Order : uint8_t {
+  none,         // nothing is reduced
+  rank_order,   // (((0 + 1) + 2) + 3)
+  ring_order,   // the same from a rank that depends on the chunk, wrapping round
+  lower_first,  // at every sum, the operand with the lowest rank stands on the left
+};
+
+// What one rank does.
+struct Program {
+  Collective collective = Collective::barrier;
+  std::string algorithm;
+  int32_t rank = 0;
+  int32_t world_size = 1;
+  int32_t root = 0;           // rooted collectives
+  int32_t input_chunks = 0;   // equal parts of the input vector
+  int32_t output_chunks = 0;  // equal parts of the output vector
+  int32_t acc_chunks = 0;     // accumulators a lane
+  int32_t window_chunks = 0;  // window chunks a lane
+  int32_t channels = 1;       // FIFOs a pair of ranks, in each direction
+  Order order = Order::none;
+  std::vector<std::vector<int32_t>> groups;  // member lists of direct steps
+  std::vector<Lane> lanes;
+
+  bool uses_window() const { return window_chunks > 0; }
+};
+
+// Elements [begin, end) of chunk `chunk` of a vector of `count` elements cut into `chunks` parts of
+// equal size, rounded up to `align` elements so that chunks start on cache lines (the last ones may
+// be shorter or empty). all_gather and reduce_scatter call it with count a multiple of chunks and
+// align 1.
+struct ChunkRange {
+  uint64_t begin;
+  uint64_t end;
+  uint64_t size() const { return end - begin; }
+};
+ChunkRange chunk_range(uint64_t count, int32_t chunks, int32_t chunk, uint64_t align);
+
+// "recv_reduce_send input[2], 1 -> 3": for errors and for explain.
+std::string to_string(const Step& step);
+std::string to_string(Ref ref);
+
+// Bounds of every index: chunk numbers, ranks, groups, spaces that a kind may read or write. Throws
+// Error(invalid_argument) that names rank, lane and step. The executor runs only valid Programs, so
+// a wrong Program computes wrong numbers or waits for ever; it never touches memory that is not its
+// own.
+void validate(const Program& program);
+
+}  // namespace pycoll
