@@ -2,9 +2,10 @@
 //
 // A *value* is an element as the caller has it; an *accumulator* holds a partial sum. For float16
 // and bfloat16 under SUM, AVG and PRODUCT it is float32, so that a sum is rounded once; for
-// everything else it is the element type itself. MIN and MAX propagate NaN (the first operand's
-// when both are) and order -0 below +0. Integers wrap. All instruction sets give the same bits (no
-// contraction to FMA).
+// everything else it is the element type itself. Where both operands are NaN, SUM and PRODUCT give
+// the first one's payload, at every length and alignment. MIN and MAX return one of the operands
+// unchanged: they propagate NaN (the first operand's when both are) and order -0 below +0. Integers
+// wrap. All instruction sets give the same bits (no contraction to FMA).
 #pragma once
 
 #include <cstddef>
@@ -16,12 +17,15 @@ namespace pycoll {
 
 enum class Operand : int { value = 0, acc = 1 };
 
-// dst[i] = a[i] (+) b[i], dst accumulators. dst may be exactly a or exactly b; other overlap is not
-// allowed.
+// Buffers may have any alignment.
+
+// dst[i] = a[i] (+) b[i], dst accumulators. dst may be exactly a or exactly b where that operand
+// holds accumulators; other overlap is not allowed.
 using CombineFn = void (*)(void* dst, const void* a, const void* b, size_t n);
-// dst[i] = accumulator of src[i].
+// dst[i] = accumulator of src[i]. No overlap.
 using WidenFn = void (*)(void* dst, const void* src, size_t n);
-// dst[i] = value of src[i]: AVG divides by world_size, then it rounds. dst may be exactly src.
+// dst[i] = value of src[i]: AVG divides by world_size (> 0; integers truncate toward zero), then it
+// rounds. dst may be exactly src.
 using FinishFn = void (*)(void* dst, const void* src, size_t n, int world_size);
 
 struct ReduceKernels {
@@ -40,7 +44,8 @@ std::string_view name_of(Isa isa);
 bool isa_available(Isa isa);
 Isa best_isa();
 
-// nullptr when the operation is not defined for the type (or not there yet).
+// nullptr when the operation is not defined for the type (or not there yet), or `isa` cannot run
+// here.
 const ReduceKernels* find_reduce_kernels(DType dtype, ReduceOp op, Isa isa);
 
 }  // namespace pycoll
