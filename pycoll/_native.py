@@ -1,0 +1,60 @@
+"""Finds the native torch module for the torch that is running.
+
+torch's C++ classes change from one minor version to the next, so there is one binary for each:
+`_c10d_2_13`, `_c10d_2_14`, ... The core (`pycoll._core`) has no torch in it and needs no choice.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from types import ModuleType
+
+Version = tuple[int, int]
+REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
+
+
+def built_for() -> list[Version]:
+    """The torch versions (major, minor) that this installation has a module for, oldest first.
+
+    Modules of another Python version do not count: this interpreter cannot load them.
+    """
+    found = set()
+    for suffix in EXTENSION_SUFFIXES:
+        for file in Path(__file__).parent.glob(f"_c10d_*{suffix}"):
+            if match := re.fullmatch(r"_c10d_(\d+)_(\d+)", file.name.removesuffix(suffix)):
+                found.add((int(match[1]), int(match[2])))
+    return sorted(found)
+
+
+def torch_version() -> Version:
+    """(major, minor) of the torch that this process uses."""
+    import torch
+
+    match = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    if match is None:
+        raise ImportError(f"pycoll cannot read the version of this torch: {torch.__version__!r}")
+    return int(match[1]), int(match[2])
+
+
+@functools.cache
+def load() -> ModuleType:
+    """The native torch module. Raises ImportError that says how to get one when there is none."""
+    # Before the module: it is linked to torch's libraries by name only, without a path to them.
+    version = torch_version()
+    built = built_for()
+    if version in built:
+        return importlib.import_module(f"pycoll._c10d_{version[0]}_{version[1]}")
+    if built:
+        names = ", ".join(f"{major}.{minor}" for major, minor in built)
+        raise ImportError(
+            f"pycoll was built for torch {names}, this is torch {version[0]}.{version[1]}: "
+            f"rebuild with `{REBUILD}`"
+        )
+    raise ImportError(
+        f"pycoll was built without torch, and this is torch {version[0]}.{version[1]}: to use it "
+        f"with torch.distributed rebuild with `{REBUILD}`"
+    )
