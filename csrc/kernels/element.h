@@ -37,7 +37,8 @@ PYCOLL_HD To bits_as(From from) {
   return to;
 }
 
-// ---- Conversions. Selects instead of branches, so that loops over them vectorise. ----
+// ---- Conversions. Selects instead of branches, so that loops over them vectorise (with gcc under
+// -fno-trapping-math only: else it guards the float operations by branches). ----
 
 // Exact. A signaling NaN becomes quiet, as in F16C.
 PYCOLL_HD float to_float32(Float16 x) {
