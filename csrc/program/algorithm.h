@@ -24,6 +24,8 @@ struct Algorithm {
   std::string_view summary;  // one line for `pycoll explain` and the docs
   bool needs_window;         // direct steps: all ranks must share memory
   int32_t min_depth;  // FIFO slots without which it deadlocks (1 or 2; the checker proves it)
+  // Called through build_program only, which fills in who the Program is for, and for one rank
+  // never asks a builder: world_size is at least 2 here.
   Program (*build)(const ProgramRequest&);
 };
 

@@ -7,27 +7,37 @@
 //
 // How a Program is run
 //   * The caller's vectors are cut into chunks (`input_chunks`, `output_chunks`), and each chunk
-//   into
-//     slices of at most `slice` elements. A lane executes its whole step list for slice 0 of every
-//     chunk, then for slice 1, and so on; one pass is a *round*. Lanes advance independently.
+//     into slices of at most `slice` elements. A lane executes its whole step list for slice 0 of
+//     every chunk, then for slice 1, and so on; one pass is a *round*. Lanes advance independently.
+//   * All chunks that a step touches have one size. all_reduce and broadcast cut input and output
+//     alike, and acc[k] and window[k] stand for chunk k of that cut; the chunks of all_gather and
+//     reduce_scatter all have one size; a barrier moves vectors of no elements.
+//   * There are as many rounds as the largest chunk has slices, and at least one. In round 0 every
+//     message is sent, even one of no elements; in later rounds a step whose slice is empty is
+//     skipped, by both sides. Barriers are never skipped.
 //   * A message step moves one message, which holds one slice of one chunk, through the FIFO that
 //     belongs to (sender, receiver, channel). Only one lane of a rank may use an end of a FIFO. A
 //     FIFO is `depth` slots deep: a send waits for a free slot, a receive for a full one. A step
 //     that receives and sends starts only when it can do both, so it holds one slot while it waits
 //     for another: some Programs need depth 2 (a ring does).
 //   * Direct steps work on the `window`, memory that every member can read. It has two buffers a
-//   lane,
-//     used by alternating rounds. So every round of a lane that touches the window must have a
-//     barrier of all readers between a write and its reads; the next round's barrier then protects
-//     its reuse.
+//     lane, used by alternating rounds. So every round of a lane that touches the window must have
+//     a barrier of all readers between a write and its reads; the next round's barrier then
+//     protects its reuse. The alternation goes on from one call to the next, and only rounds of
+//     Programs that use the window count: a call without barriers in between protects nothing.
+//   * A lane's direct steps meet the lanes with the same number at the other members: the n-th
+//     barrier of lane l on a group is the n-th of lane l on those members everywhere.
 //   * Values are `input` elements, partial sums are accumulators (wider for 16-bit types: a sum is
 //     rounded once, when it is complete). Storing a partial sum to `output` or `window`, or sending
 //     what was stored there, *finishes* it: the division of AVG and the rounding happen there, and
 //     only there.
-//   * `output` receives finished values only. It may be the same memory as `input` (in place).
+//   * `output` receives finished values only. It may be the same memory as `input` (in place): for
+//     all_gather input is then output[rank], for reduce_scatter output is input[rank].
+//   * Only the root of a broadcast may read `input`.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -45,6 +55,7 @@ enum class Collective : uint8_t {
 };
 
 std::string_view name_of(Collective collective);
+std::optional<Collective> collective_from_name(std::string_view name);
 
 enum class Space : uint8_t {
   none,
@@ -62,6 +73,9 @@ struct Ref {
 
 // What a message holds: finished or input elements, or accumulators.
 enum class Wire : uint8_t { value, partial };
+
+std::string_view name_of(Space space);
+std::string_view name_of(Wire wire);
 
 enum class StepKind : uint8_t {
   send,                   // src -> to.                       An acc is sent as partial.
@@ -93,8 +107,8 @@ const StepTraits& traits_of(StepKind kind);
 
 struct Step {
   StepKind kind = StepKind::barrier;
-  Ref src;
-  Ref dst;
+  Ref src{};
+  Ref dst{};
   int32_t from = -1;           // message steps and copy_from: the rank that is read
   int32_t to = -1;             // message steps: the rank that is sent to
   int32_t channel = 0;         // message steps: which FIFO of the pair
@@ -117,6 +131,8 @@ enum class Order : uint8_t {
   ring_order,   // the same from a rank that depends on the chunk, wrapping round
   lower_first,  // at every sum, the operand with the lowest rank stands on the left
 };
+
+std::string_view name_of(Order order);
 
 // What one rank does.
 struct Program {
@@ -148,14 +164,18 @@ struct ChunkRange {
 };
 ChunkRange chunk_range(uint64_t count, int32_t chunks, int32_t chunk, uint64_t align);
 
-// "recv_reduce_send input[2], 1 -> 3": for errors and for explain.
+// "recv_reduce_send received + input[2], 1 -> 3": for errors and for explain.
 std::string to_string(const Step& step);
 std::string to_string(Ref ref);
 
-// Bounds of every index: chunk numbers, ranks, groups, spaces that a kind may read or write. Throws
-// Error(invalid_argument) that names rank, lane and step. The executor runs only valid Programs, so
-// a wrong Program computes wrong numbers or waits for ever; it never touches memory that is not its
-// own.
+// Where a step of `program` stands, for every message about it:
+// "rank 2, lane 0, step 3 (recv_reduce_send received + input[2], 1 -> 3)".
+std::string describe_step(const Program& program, size_t lane, size_t step);
+
+// Bounds of every index: chunk numbers, ranks, groups, spaces that a kind may read or write, chunks
+// of one size in a step, one lane at each end of a FIFO. Throws Error(invalid_argument) that names
+// rank, lane and step. The executor runs only valid Programs, so a wrong Program computes wrong
+// numbers or waits for ever; it never touches memory that is not its own.
 void validate(const Program& program);
 
 }  // namespace pycoll
