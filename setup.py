@@ -116,6 +116,10 @@ class CMakeBuild(build_ext):
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or len(os.sched_getaffinity(0))
         self.call(configure)
         self.call([cmake, "--build", build, "--parallel", str(jobs)])
+        if not self.inplace:
+            # setuptools reuses this directory: a wheel must not carry an earlier build's modules.
+            for stale in (prefix / "pycoll").glob("*.so"):
+                stale.unlink()
         self.call([cmake, "--install", build, "--prefix", prefix])
 
     @staticmethod

@@ -1,0 +1,114 @@
+# make demo        trains a transformer on 2 ranks, from nothing: makes .venv, installs torch, builds
+# make test        the gate: lint, then the tests (25 minutes at most on 2 cores)
+# make test-full   all tests
+# make lint, make format, make bench, make clean
+#
+# PYTHON=/path/python   use that Python and its torch as they are, instead of making .venv; only
+#                       pycoll itself (editable) and missing test tools are installed into it
+# TORCH="torch==2.13.0" what pip is asked for when .venv is made (any pip arguments, for example an
+#                       index with CPU builds)
+# BASE_PYTHON=python3   what .venv is made with (3.10 or newer)
+# RANKS=2, DEMO_ARGS="", PYTEST_ARGS=""
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+TORCH ?= torch==2.13.0
+BASE_PYTHON ?= python3
+RANKS ?= 2
+DEMO_ARGS ?=
+PYTEST_ARGS ?=
+
+# Minor versions are pinned: a new release of a tool must not turn the gate red.
+BUILD_TOOLS := setuptools cmake==4.2.* ninja==1.13.* pybind11==3.1.*
+TEST_TOOLS := numpy pytest==9.2.* pytest-timeout==2.4.* hypothesis==6.170.* expecttest==0.3.* \
+              matplotlib==3.11.* tqdm==4.70.*
+LINT_TOOLS := ruff==0.17.* mypy==2.4.* clang-format==14.0.6
+
+ifdef PYTHON
+  PY := $(PYTHON)
+  STAMPS := build/stamps/$(shell echo '$(PYTHON)' | cksum | cut -d' ' -f1)
+  # Names without versions: what is there stays as it is.
+  TOOLS := $(foreach tool,$(BUILD_TOOLS) $(TEST_TOOLS),$(firstword $(subst ==, ,$(tool))))
+else
+  PY := .venv/bin/python
+  STAMPS := .venv/stamps
+  TOOLS := $(BUILD_TOOLS) $(TEST_TOOLS)
+endif
+PIP := $(PY) -m pip install -qq --disable-pip-version-check
+LINT := .venv-lint/bin
+
+# Directories count too: theirs is the time that changes when a file goes away.
+SOURCES := $(shell find csrc cmake -type d -o -type f) CMakeLists.txt setup.py pyproject.toml \
+           _pycoll_autoload.py
+CPP := $(shell find csrc tests -name '*.cpp' -o -name '*.h' -o -name '*.cuh' -o -name '*.cu')
+
+.PHONY: help build demo test test-full bench lint format clean FORCE
+help:
+	@sed -n '1,/^SHELL/p' Makefile | sed -n 's/^# \{0,1\}//p'
+
+.venv/bin/python:
+	@$(BASE_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || { echo "pycoll needs Python 3.10 or newer: make BASE_PYTHON=/path/python ..."; exit 1; }
+	@echo "making .venv"
+	@$(BASE_PYTHON) -m venv .venv || { rm -rf .venv; \
+	  echo "cannot make a virtual environment (Debian: apt-get install python3-venv)"; exit 1; }
+
+$(STAMPS)/tools: $(if $(PYTHON),,.venv/bin/python) Makefile
+	@mkdir -p $(STAMPS)
+ifdef PYTHON
+	@$(PY) -c 'import torch' || { echo "$(PYTHON) has no torch; without PYTHON= one is installed"; exit 1; }
+else
+	@echo "installing $(TORCH)"
+	@$(PIP) $(TORCH)
+endif
+	@echo "installing build and test tools"
+	@$(PIP) $(TOOLS)
+	@touch $@
+
+# FORCE where a module went missing or was built by another Python.
+$(STAMPS)/build: $(STAMPS)/tools $(SOURCES) $(if $(wildcard pycoll/_core*.so),,FORCE)
+	@echo "building pycoll"
+	@$(PIP) --no-build-isolation --no-deps --editable . || { echo "pycoll did not build"; exit 1; }
+	@touch $@
+
+build: $(STAMPS)/build
+
+demo: build
+	$(PY) -m pycoll demo --ranks $(RANKS) $(DEMO_ARGS)
+
+test: lint build
+	$(PY) -m pytest -rs -m "not full" $(PYTEST_ARGS)
+
+test-full: lint build
+	$(PY) -m pytest -rs $(PYTEST_ARGS)
+
+bench: build
+	$(PY) benchmarks/all_reduce.py $(BENCH_ARGS)
+
+# The linters have an environment of their own, so that everyone has the same versions whatever
+# Python the tests use; mypy looks for installed packages in that one.
+.venv-lint/stamp: Makefile
+	@echo "installing linters"
+	@$(BASE_PYTHON) -m venv .venv-lint
+	@$(LINT)/python -m pip install -qq --disable-pip-version-check $(LINT_TOOLS)
+	@touch $@
+
+lint: .venv-lint/stamp $(STAMPS)/tools
+	$(LINT)/ruff check .
+	$(LINT)/ruff format --check .
+	$(LINT)/mypy --python-executable $(PY)
+	@echo "clang-format --dry-run --Werror ($(words $(CPP)) files)"
+	@$(LINT)/clang-format --dry-run --Werror $(CPP)
+
+format: .venv-lint/stamp
+	$(LINT)/ruff check --fix .
+	$(LINT)/ruff format .
+	$(LINT)/clang-format -i $(CPP)
+
+clean:
+	rm -rf build dist demo-output .venv .venv-lint *.egg-info pycoll/*.so
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find pycoll tests benchmarks docs examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+FORCE:

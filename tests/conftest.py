@@ -1,0 +1,24 @@
+"""Shared by all tests. Helpers for several ranks are in pool.py: `from pool import run_ranks`."""
+
+from __future__ import annotations
+
+import os
+
+import hypothesis
+
+# The same examples in every run; a slow machine is no failure (tests have deadlines of their own).
+hypothesis.settings.register_profile("pycoll", derandomize=True, deadline=None, print_blob=True)
+hypothesis.settings.load_profile("pycoll")
+
+
+def pytest_report_header() -> str:
+    import pycoll
+
+    try:
+        import torch
+
+        version = torch.__version__
+    except ImportError:
+        version = "not installed"
+    cpus = len(os.sched_getaffinity(0))
+    return f"pycoll {pycoll.__version__} in {pycoll.__path__[0]}, torch {version}, {cpus} CPUs"
