@@ -1,0 +1,4 @@
+from typing import Any
+
+
+def add_parser(subparsers: Any) -> None: ...

@@ -1,0 +1,1 @@
+"""The demo: a character transformer trained with stock DistributedDataParallel."""
