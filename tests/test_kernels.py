@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from pycoll import _core
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 
 # Storage type of each dtype; bfloat16, which NumPy lacks, is held as its bits.
 STORAGE: dict[str, np.dtype] = {
@@ -62,11 +63,13 @@ def bits_dtype(dtype: str) -> np.dtype:
 
 def is_nan(bits: Array, dtype: str) -> Array:
     sign = 1 << (8 * bits.dtype.itemsize - 1)
-    return (bits & bits.dtype.type(sign - 1)) > bits.dtype.type(INFINITY[dtype])
+    nan: Array = (bits & bits.dtype.type(sign - 1)) > bits.dtype.type(INFINITY[dtype])
+    return nan
 
 
 def quiet(bits: Array, dtype: str) -> Array:
-    return bits | bits.dtype.type(QUIET_BIT[dtype])
+    quieted: Array = bits | bits.dtype.type(QUIET_BIT[dtype])
+    return quieted
 
 
 def to_float32(bits: Array, dtype: str) -> Array:
@@ -255,6 +258,20 @@ def test_rounding(dtype: str, isa: str) -> None:
         x = (ALL_HALVES.astype(np.uint32) << 16 | low).view(np.float32)
         got = np.frombuffer(_core.finish(x, dtype, "sum", 1, isa), np.uint16)
         np.testing.assert_array_equal(got, from_float32(x, dtype), err_msg=f"lower half {low:#x}")
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", HALVES)
+def test_short_calls_convert_alike(dtype: str, isa: str) -> None:
+    """Seven elements fill no vector: the code after the vector loop sees every pattern too."""
+    wide = (ALL_HALVES.astype(np.uint32) << 16 | 0x1000).view(np.float32)
+    rounded, widened = from_float32(wide, dtype), bits_of(to_float32(ALL_HALVES, dtype))
+    for start in range(0, 65536, 7):
+        part = slice(start, start + 7)
+        got = _core.finish(wide[part], dtype, "sum", 1, isa)
+        assert got == rounded[part].tobytes(), f"rounding {wide[part]}"
+        got = _core.widen(ALL_HALVES[part], dtype, "sum", isa)
+        assert got == widened[part].tobytes(), f"widening {ALL_HALVES[part]}"
 
 
 def test_rounding_by_hand() -> None:

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "bind.h"
 #include "core/error.h"
 #include "kernels/reduce.h"
 
