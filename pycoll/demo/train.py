@@ -52,7 +52,16 @@ class TrainConfig:
 
     # Fields that may differ between a run and the run that resumes it.
     FREE = frozenset(
-        ["report_every", "validate_every", "until", "stop_after", "time_limit", "checkpoint", "checkpoint_every", "resume"]
+        {
+            "report_every",
+            "validate_every",
+            "until",
+            "stop_after",
+            "time_limit",
+            "checkpoint",
+            "checkpoint_every",
+            "resume",
+        }
     )
 
     def fixed(self) -> dict[str, Any]:

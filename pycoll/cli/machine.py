@@ -1,0 +1,218 @@
+"""What a Linux machine offers: probes, each of which tries the thing itself."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import secrets
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+SIOCGIFADDR = 0x8915  # ioctl: the IPv4 address of an interface (netdevice(7))
+
+
+def shared_memory_problems() -> list[str]:
+    """What keeps ranks of this machine from sharing memory; empty when all of it works.
+
+    Makes a memfd, passes it through an abstract unix socket, maps it twice and compares, and opens
+    a pidfd: what the shm transport does to meet its peers.
+    """
+    problems = []
+    try:
+        probe_shared_descriptor()
+    except (OSError, AttributeError, ValueError) as error:
+        problems.append(f"{error}")
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (OSError, AttributeError) as error:
+        problems.append(f"pidfd_open: {error}")
+    return problems
+
+
+def probe_shared_descriptor() -> None:
+    """Raises OSError that names the part which does not work."""
+    with step("memfd_create"):
+        ours = os.memfd_create("pycoll-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with step("ftruncate of a memfd"):
+            os.ftruncate(ours, mmap.PAGESIZE)
+        with step("passing a descriptor over an abstract unix socket"):
+            theirs = pass_over_abstract_socket(ours)
+        try:
+            with step("mapping the passed memory"):
+                compare_mappings(ours, theirs)
+        finally:
+            os.close(theirs)
+    finally:
+        os.close(ours)
+
+
+class step:
+    """Puts the name of what was tried in front of an OSError."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            raise OSError(f"{self.name}: {error}") from error
+
+
+def pass_over_abstract_socket(descriptor: int) -> int:
+    name = f"\0pycoll-doctor-{secrets.token_hex(8)}"
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.bind(name)
+        listener.listen(1)
+        client.connect(name)
+        server, _ = listener.accept()
+        with server:
+            socket.send_fds(client, [b"x"], [descriptor])
+            _, descriptors, _, _ = socket.recv_fds(server, 1, 1)
+    if not descriptors:
+        raise OSError("no descriptor arrived")
+    return descriptors[0]
+
+
+def compare_mappings(ours: int, theirs: int) -> None:
+    with mmap.mmap(ours, mmap.PAGESIZE) as here, mmap.mmap(theirs, mmap.PAGESIZE) as there:
+        nonce = secrets.token_bytes(16)
+        here[:16] = nonce
+        if there[:16] != nonce:
+            raise OSError("what one mapping wrote, the other does not read")
+
+
+def cpu_model() -> str:
+    for line in lines_of("/proc/cpuinfo"):
+        if line.lower().startswith("model name"):
+            return line.partition(":")[2].strip()
+    return os.uname().machine
+
+
+def cgroup_cpus(
+    root: Path = Path("/sys/fs/cgroup"), self_file: str = "/proc/self/cgroup"
+) -> float | None:
+    """The tightest CPU quota (in CPUs) of this process's cgroup and its parents, None without."""
+    quotas = []
+    for group in cgroup_folders(root, self_file):
+        quotas.append(read_quota(group / "cpu.max"))  # cgroup v2: "200000 100000" or "max 100000"
+        v1 = [read_quota(group / f"cpu.cfs_{part}_us") for part in ("quota", "period")]
+        if v1[0] and v1[1] and v1[0] > 0:
+            quotas.append(v1[0] / v1[1])
+    return min((q for q in quotas if q is not None), default=None)
+
+
+def cgroup_folders(root: Path, self_file: str) -> list[Path]:
+    folders = [root, root / "cpu"]
+    for line in lines_of(self_file):
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        base = root / "cpu" if controllers else root
+        parts = Path(path.lstrip("/")).parts
+        folders += [base.joinpath(*parts[:n]) for n in range(1, len(parts) + 1)]
+    return folders
+
+
+def read_quota(file: Path) -> float | None:
+    """The number in `file`; of two, their quotient; None for "max" or no such file."""
+    try:
+        fields = file.read_text().split()
+    except OSError:
+        return None
+    if not fields or fields[0] == "max":
+        return None
+    return float(fields[0]) / float(fields[1]) if len(fields) > 1 else float(fields[0])
+
+
+def interfaces() -> dict[str, list[str]]:
+    """The addresses of each network interface, IPv4 first."""
+    found: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for name, addresses in found.items():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)
+            except OSError:
+                continue  # no IPv4 address
+            addresses.append(socket.inet_ntoa(answer[20:24]))
+    for line in lines_of("/proc/net/if_inet6"):
+        packed, _, _, _, _, name = line.split()
+        found.setdefault(name, []).append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(packed)))
+    return found
+
+
+@dataclass(frozen=True)
+class Choice:
+    name: str  # empty: none
+    reason: str
+
+
+def choose_interface(found: dict[str, list[str]]) -> Choice:
+    """The interface that a transport over the network would use, and why."""
+    forced = os.environ.get("PYCOLL_SOCKET_IFNAME")
+    if forced:
+        if forced in found:
+            return Choice(forced, "PYCOLL_SOCKET_IFNAME says so")
+        return Choice("", f"PYCOLL_SOCKET_IFNAME={forced}; there is only: {', '.join(found)}")
+    master = os.environ.get("MASTER_ADDR")
+    if master:
+        return choose_for_master(found, master)
+    name = default_route()
+    if name:
+        return Choice(name, "it has the default route, and MASTER_ADDR is not set")
+    up = [name for name, addresses in found.items() if addresses]
+    if up:
+        return Choice(up[0], "there is no default route: ranks of this machine only")
+    return Choice("", "no interface has an address: ranks of this machine can still share memory")
+
+
+def choose_for_master(found: dict[str, list[str]], master: str) -> Choice:
+    try:
+        answers = socket.getaddrinfo(master, None, type=socket.SOCK_DGRAM)
+    except OSError as error:
+        return Choice("", f"MASTER_ADDR={master} does not resolve ({error}): correct it")
+    for family, _, _, _, address in answers:
+        name = interface_towards(found, family, str(address[0]))
+        if name:
+            return Choice(name, f"it reaches MASTER_ADDR={master} ({address[0]})")
+    return Choice("", f"no route to MASTER_ADDR={master}: correct it, or the routing table")
+
+
+def interface_towards(found: dict[str, list[str]], family: int, address: str) -> str | None:
+    """The interface of the route to `address`: a UDP socket is connected, nothing is sent."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))
+            ours = probe.getsockname()[0].partition("%")[0]
+    except OSError:
+        return None
+    return next((name for name, addresses in found.items() if ours in addresses), None)
+
+
+def default_route() -> str | None:
+    """The interface of the default route, IPv4 before IPv6; None when there is none."""
+    routes = []  # (metric, interface), in the kernel's tables: hexadecimal, destination 0 of 0 bits
+    for line in lines_of("/proc/net/route")[1:]:
+        name, destination, _, _, _, _, metric, mask, *_ = line.split()
+        if int(destination, 16) == 0 and int(mask, 16) == 0:
+            routes.append((int(metric), name))
+    if not routes:
+        for line in lines_of("/proc/net/ipv6_route"):
+            destination, bits, _, _, _, metric, *_, name = line.split()
+            if int(destination, 16) == 0 and int(bits, 16) == 0 and name != "lo":
+                routes.append((int(metric, 16), name))
+    return min(routes)[1] if routes else None
+
+
+def lines_of(file: str) -> list[str]:
+    """The lines of a file of /proc; none when this kernel does not have it."""
+    try:
+        return Path(file).read_text().splitlines()
+    except OSError:
+        return []
