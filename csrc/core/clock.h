@@ -1,0 +1,42 @@
+// Monotonic time and deadlines.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+
+namespace pycoll {
+
+using Clock = std::chrono::steady_clock;
+using Nanoseconds = std::chrono::nanoseconds;
+
+inline double to_seconds(Nanoseconds d) {
+  return std::chrono::duration<double>(d).count();
+}
+
+// A point in time after which a wait gives up. Every wait has one.
+class Deadline {
+ public:
+  static Deadline after(Nanoseconds timeout) {
+    const auto now = Clock::now();
+    // A "no limit" timeout (hours to centuries) must not overflow the clock.
+    const Nanoseconds longest = std::chrono::hours(24 * 365);
+    return Deadline(now + std::clamp(timeout, Nanoseconds(0), longest));
+  }
+
+  bool passed() const { return Clock::now() >= at_; }
+  Nanoseconds remaining() const {
+    return std::max(Nanoseconds(0), std::chrono::duration_cast<Nanoseconds>(at_ - Clock::now()));
+  }
+  // For poll(2) and its kin: rounded up, so that a wait never returns just before the deadline.
+  int remaining_ms(int at_most) const {
+    const auto ms = std::chrono::ceil<std::chrono::milliseconds>(remaining()).count();
+    return static_cast<int>(std::min<int64_t>(ms, at_most));
+  }
+
+ private:
+  explicit Deadline(Clock::time_point at) : at_(at) {}
+  Clock::time_point at_;
+};
+
+}  // namespace pycoll

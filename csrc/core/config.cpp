@@ -1,0 +1,116 @@
+#include "core/config.h"
+
+#include <charconv>
+#include <cstdlib>
+#include <limits>
+
+#include "core/error.h"
+
+namespace pycoll {
+namespace {
+
+template <typename T>
+T parse_number(std::string_view text) {
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) {
+    fail(ErrorKind::invalid_argument, "'", text, "' is not a number");
+  }
+  return value;
+}
+
+uint64_t bytes_between(const std::string& text, uint64_t least, uint64_t most) {
+  const uint64_t value = parse_bytes(text);
+  if (value < least || value > most) {
+    fail(ErrorKind::invalid_argument, value, " is not between ", least, " and ", most);
+  }
+  return value;
+}
+
+// Slots and window chunks start on cache lines.
+uint64_t whole_lines(uint64_t bytes) {
+  if (bytes % 64 != 0) fail(ErrorKind::invalid_argument, bytes, " is not a multiple of 64");
+  return bytes;
+}
+
+constexpr ConfigVariable kVariables[] = {
+    {"PYCOLL_ALGO",
+     "algorithm by size, e.g. all_reduce=recursive_doubling:0-8k,ring:8k-max;broadcast=tree",
+     [](Config& c, const std::string& t) { c.algo = t; }, [](const Config& c) { return c.algo; },
+     true},
+    {"PYCOLL_SLOT_BYTES", "payload of one message at most, a multiple of 64 (64 to 16M)",
+     [](Config& c, const std::string& t) {
+       c.slot_bytes = whole_lines(bytes_between(t, 64, 16 << 20));
+     },
+     [](const Config& c) { return std::to_string(c.slot_bytes); }, true},
+    {"PYCOLL_FIFO_DEPTH", "messages in flight between two ranks (2 to 64)",
+     [](Config& c, const std::string& t) { c.fifo_depth = bytes_between(t, 2, 64); },
+     [](const Config& c) { return std::to_string(c.fifo_depth); }, true},
+    {"PYCOLL_WINDOW_BYTES",
+     "one buffer of directly read memory, two a lane, a multiple of 64 (4k to 64M)",
+     [](Config& c, const std::string& t) {
+       c.window_bytes = whole_lines(bytes_between(t, 4096, 64 << 20));
+     },
+     [](const Config& c) { return std::to_string(c.window_bytes); }, true},
+    {"PYCOLL_SPIN_US",
+     "microseconds a wait spins before it yields and sleeps; -1 chooses (-1 to 1000000)",
+     [](Config& c, const std::string& t) {
+       c.spin_us = parse_number<int64_t>(t);
+       if (c.spin_us < -1 || c.spin_us > 1'000'000) {
+         fail(ErrorKind::invalid_argument, c.spin_us, " is not between -1 and 1000000");
+       }
+     },
+     [](const Config& c) { return std::to_string(c.spin_us); }, false},
+    {"PYCOLL_CONNECT_TIMEOUT", "seconds to find and connect all peers (0.1 to 86400)",
+     [](Config& c, const std::string& t) {
+       c.connect_timeout = parse_number<double>(t);
+       if (!(c.connect_timeout >= 0.1 && c.connect_timeout <= 86400)) {
+         fail(ErrorKind::invalid_argument, c.connect_timeout, " is not between 0.1 and 86400");
+       }
+     },
+     [](const Config& c) { return concat(c.connect_timeout); }, false},
+    {"PYCOLL_ISA", "kernel instruction set: baseline, avx2, avx512; empty takes the best",
+     [](Config& c, const std::string& t) { c.isa = t; }, [](const Config& c) { return c.isa; },
+     false},
+};
+
+}  // namespace
+
+std::span<const ConfigVariable> config_variables() {
+  return kVariables;
+}
+
+Config Config::from_env() {
+  Config config;
+  for (const ConfigVariable& variable : kVariables) {
+    const char* text = std::getenv(std::string(variable.name).c_str());
+    if (text == nullptr || *text == '\0') continue;
+    try {
+      variable.parse(config, text);
+    } catch (const Error& error) {
+      fail(ErrorKind::invalid_argument, variable.name, "=", text, ": ", error.what(), " (",
+           variable.help, ")");
+    }
+  }
+  return config;
+}
+
+uint64_t parse_bytes(std::string_view text) {
+  if (text == "max") return std::numeric_limits<uint64_t>::max();
+  uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const std::string_view suffix(end, text.data() + text.size() - end);
+  int shift = -1;
+  if (suffix.empty()) shift = 0;
+  if (suffix == "k" || suffix == "K") shift = 10;
+  if (suffix == "m" || suffix == "M") shift = 20;
+  if (suffix == "g" || suffix == "G") shift = 30;
+  if (error != std::errc() || shift < 0 ||
+      value > (std::numeric_limits<uint64_t>::max() >> shift)) {
+    fail(ErrorKind::invalid_argument, "'", text,
+         "' is not a size (a number with k, M or G, or max)");
+  }
+  return value << shift;
+}
+
+}  // namespace pycoll

@@ -1,0 +1,42 @@
+// Every environment variable that pycoll reads: this struct and the table in config.cpp, nowhere
+// else.
+//
+// A communicator takes its own copy when it is made, so two groups may differ and nothing is
+// global.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace pycoll {
+
+struct Config {
+  std::string algo;  // PYCOLL_ALGO: which algorithm for which size (runtime/selector.h)
+  uint64_t slot_bytes = 1 << 17;    // PYCOLL_SLOT_BYTES: payload of one message at most
+  uint64_t fifo_depth = 4;          // PYCOLL_FIFO_DEPTH: messages in flight between two ranks
+  uint64_t window_bytes = 1 << 19;  // PYCOLL_WINDOW_BYTES: one buffer of directly read memory
+  int64_t spin_us = -1;             // PYCOLL_SPIN_US: -1 chooses by ranks and CPUs
+  double connect_timeout = 60;      // PYCOLL_CONNECT_TIMEOUT: seconds to find and connect all peers
+  std::string isa;                  // PYCOLL_ISA: forces a kernel instruction set; empty: the best
+
+  // Throws Error(invalid_argument) that names the variable, its value and what is allowed.
+  static Config from_env();
+};
+
+// One row a variable, for `pycoll doctor` and the docs.
+struct ConfigVariable {
+  std::string_view name;
+  std::string_view help;
+  void (*parse)(Config& config, const std::string& text);
+  std::string (*show)(const Config& config);
+  // Must be the same on all ranks, because it decides what travels between them.
+  bool agreed;
+};
+std::span<const ConfigVariable> config_variables();
+
+// "8k", "64M", "1g", "max": bytes.
+uint64_t parse_bytes(std::string_view text);
+
+}  // namespace pycoll

@@ -1,0 +1,133 @@
+#include "runtime/bootstrap.h"
+
+#include <map>
+#include <sstream>
+
+#include "core/error.h"
+#include "core/random.h"
+
+namespace pycoll {
+namespace {
+
+constexpr std::string_view kProtocol = "1";
+
+// A record is lines of "name value"; values have no newlines.
+using Record = std::map<std::string, std::string>;
+
+std::string write_record(const Record& record) {
+  std::string text;
+  for (const auto& [name, value] : record) text += name + " " + value + "\n";
+  return text;
+}
+
+Record read_record(const std::string& text) {
+  Record record;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) {
+    const size_t space = line.find(' ');
+    if (space != std::string::npos) record[line.substr(0, space)] = line.substr(space + 1);
+  }
+  return record;
+}
+
+Record my_record(const BootstrapRequest& request, Connector& connector) {
+  Record record;
+  record["protocol"] = kProtocol;
+  record["world_size"] = std::to_string(request.world_size);
+  for (const ConfigVariable& variable : config_variables()) {
+    if (variable.agreed) record[std::string(variable.name)] = variable.show(request.config);
+  }
+  record["transport"] = connector.describe();
+  if (request.rank == 0) record["job_key"] = random_name();
+  return record;
+}
+
+std::string key_of(const BootstrapRequest& request, int rank) {
+  return concat(request.prefix, "/rank/", rank);
+}
+
+std::vector<Record> collect(const BootstrapRequest& request, const Deadline& deadline) {
+  std::vector<Record> records;
+  for (int rank = 0; rank < request.world_size; ++rank) {
+    std::optional<std::string> text;
+    do {
+      if (request.interrupt) request.interrupt();
+      const Nanoseconds patience =
+          std::min<Nanoseconds>(deadline.remaining(), std::chrono::seconds(1));
+      text = request.store->get(key_of(request, rank), patience);
+    } while (!text && !deadline.passed());
+    if (!text) {
+      fail(ErrorKind::timed_out, "rank ", request.rank, " of ", request.world_size, " waited ",
+           request.config.connect_timeout, " s for rank ", rank,
+           " to join the group. Is that process running, and does it use the same store and world "
+           "size? (PYCOLL_CONNECT_TIMEOUT sets the limit)");
+    }
+    records.push_back(read_record(*text));
+  }
+  return records;
+}
+
+// Everything but these must be equal.
+bool may_differ(const std::string& name) {
+  return name == "transport" || name == "job_key";
+}
+
+void check_equal(const std::vector<Record>& records) {
+  for (size_t rank = 1; rank < records.size(); ++rank) {
+    for (const auto& [name, value] : records[0]) {
+      if (may_differ(name)) continue;
+      const auto other = records[rank].find(name);
+      const std::string theirs = other == records[rank].end() ? "(not there)" : other->second;
+      if (theirs != value) {
+        fail(ErrorKind::mismatch, name, " differs between ranks: '", value, "' on rank 0, '",
+             theirs, "' on rank ", rank, ". It must be the same on every rank");
+      }
+    }
+  }
+}
+
+void check_viable(const Agreement& agreement, Connector& connector) {
+  const auto& all = agreement.descriptions;
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    const std::string reason = connector.why_not(all[0], all[rank]);
+    if (!reason.empty()) {
+      fail(ErrorKind::peer_failed, "no transport connects rank 0 and rank ", rank, ": ",
+           connector.name(), ": ", reason);
+    }
+  }
+}
+
+}  // namespace
+
+Agreement agree(const BootstrapRequest& request, Connector& connector, const Deadline& deadline) {
+  request.store->set(key_of(request, request.rank), write_record(my_record(request, connector)));
+  std::vector<Record> records = collect(request, deadline);
+  check_equal(records);
+  Agreement agreement;
+  agreement.job_key = records[0]["job_key"];
+  for (Record& record : records) agreement.descriptions.push_back(record["transport"]);
+  check_viable(agreement, connector);
+  return agreement;
+}
+
+std::unique_ptr<Transport> bootstrap(const BootstrapRequest& request, Connector& connector) {
+  const auto timeout = std::chrono::duration<double>(request.config.connect_timeout);
+  const Deadline deadline = Deadline::after(std::chrono::duration_cast<Nanoseconds>(timeout));
+  Agreement agreement = agree(request, connector, deadline);
+
+  ConnectRequest connect;
+  connect.rank = request.rank;
+  connect.world_size = request.world_size;
+  connect.job_key = agreement.job_key;
+  connect.descriptions = std::move(agreement.descriptions);
+  connect.geometry = {request.config.slot_bytes, static_cast<uint32_t>(request.config.fifo_depth),
+                      request.config.window_bytes};
+  connect.deadline = deadline;
+  auto transport = connector.connect(connect);
+  // Every peer has connected, so every peer has read this rank's record: the name can be used
+  // again.
+  request.store->remove(key_of(request, request.rank));
+  return transport;
+}
+
+}  // namespace pycoll

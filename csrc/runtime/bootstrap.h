@@ -1,0 +1,39 @@
+// How a group comes to be: every rank publishes what it can and wants through the store, reads what
+// all others published, and reaches the same verdict from the same data.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "core/config.h"
+#include "runtime/store.h"
+#include "transport/transport.h"
+
+namespace pycoll {
+
+struct BootstrapRequest {
+  Store* store = nullptr;
+  std::string prefix;  // of the keys in the store: one group's own
+  int rank = 0;
+  int world_size = 1;
+  Config config;
+  // Called now and then while waiting; may throw (a signal, say).
+  std::function<void()> interrupt;
+};
+
+// What all ranks agreed on.
+struct Agreement {
+  std::string job_key;
+  std::vector<std::string> descriptions;  // of the transport, by rank
+};
+
+// Publishes this rank's record, collects all, checks that they fit together. Throws
+//   Error(timed_out)         naming the ranks that did not come;
+//   Error(mismatch)          when versions or agreed variables differ, naming variable, ranks and
+//   values; Error(peer_failed)       when no transport serves all pairs, with the reason of each.
+Agreement agree(const BootstrapRequest& request, Connector& connector, const Deadline& deadline);
+
+// agree(), connect, and tidy up the store.
+std::unique_ptr<Transport> bootstrap(const BootstrapRequest& request, Connector& connector);
+
+}  // namespace pycoll

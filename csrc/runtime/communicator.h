@@ -1,0 +1,121 @@
+// A group of ranks: the object that collectives are called on.
+//
+// Operations of a group run one after the other, in the order they were submitted, which is the
+// same on every rank. Whoever needs the result drives: a caller that waits runs the queue in its
+// own thread (a synchronous call on an idle group never changes threads); the progress thread does
+// so when nobody waits. Exactly one thread drives at a time.
+//
+// After an error that peers cannot have missed (timeout, mismatch, dead peer, abort, interruption)
+// the group is dead: this rank tells its peers why, and every later call raises the same error.
+// Nobody writes into a caller's vector once its operation has ended, in whatever way.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <tuple>
+
+#include "runtime/bootstrap.h"
+#include "runtime/operation.h"
+#include "runtime/selector.h"
+#include "runtime/wait.h"
+
+namespace pycoll {
+
+// Called now and then by a waiting thread; may throw to give up (a Python signal handler did).
+using Interrupt = std::function<void()>;
+
+class Communicator {
+ public:
+  // Connects to all ranks; throws what bootstrap() throws.
+  static std::shared_ptr<Communicator> make(const BootstrapRequest& request,
+                                            std::unique_ptr<Connector> connector,
+                                            Nanoseconds timeout);
+  // Leaves in good order; operations that are still queued fail.
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int rank() const { return rank_; }
+  int world_size() const { return world_size_; }
+  const Config& config() const { return config_; }
+  const char* transport_name() const { return transport_->name(); }
+  Nanoseconds timeout() const { return timeout_; }
+  void set_timeout(Nanoseconds timeout);
+  uint64_t sequence() const;
+
+  // Queues a call. Throws Error(invalid_argument, not_implemented) before anything happened, or the
+  // group's error when it is dead.
+  std::shared_ptr<Operation> submit(CallRequest request);
+  // submit() and wait().
+  void run(CallRequest request, const Interrupt& interrupt);
+  // Returns when the operation is done; rethrows its error. False when `timeout` passed first.
+  bool wait(const std::shared_ptr<Operation>& operation, std::optional<Nanoseconds> timeout,
+            const Interrupt& interrupt);
+
+  // The algorithm that a call of that size would use here.
+  const Algorithm& algorithm_for(Collective collective, uint64_t bytes) const;
+  // Replaces what the executor runs, for tests of the prover: a call with that collective then runs
+  // this Program (validated, not checked).
+  void override_program(Program program);
+
+  // Gives the group up, here and at the peers. Returns at once.
+  void abort(const std::string& reason);
+  // Waits a little for queued operations, then leaves. Idempotent.
+  void close();
+  bool dead() const { return dead_.load(std::memory_order_acquire); }
+
+ private:
+  Communicator(const BootstrapRequest& request, std::unique_ptr<Connector> connector,
+               Nanoseconds timeout);
+
+  using PlanKey = std::tuple<Collective, const Algorithm*, int>;
+  using Lock = std::unique_lock<std::mutex>;
+
+  std::shared_ptr<Operation> enqueue(Lock& lock, CallRequest request);
+  const Program& plan(const Algorithm& algorithm, const CallRequest& request);
+  const Algorithm& choose(const CallRequest& request) const;
+  void throw_if_unusable() const;
+
+  void drive(Lock& lock, const Interrupt& interrupt);
+  void execute(Operation& operation, const Interrupt& interrupt);
+  void wait_for_peers(Operation& operation, Backoff& backoff, const Interrupt& interrupt);
+  void look_for_trouble(const Operation& operation);
+  [[noreturn]] void report_timeout(const Operation& operation) const;
+  Nanoseconds until_deadline(const Operation& operation) const;
+  void die(const std::string& reason, std::exception_ptr error, bool tell_peers);
+  void progress_loop();
+  void stop_progress_thread();
+
+  const int rank_;
+  const int world_size_;
+  const Config config_;
+  const int owner_pid_;
+  Nanoseconds timeout_;  // guarded by mutex_
+  std::unique_ptr<Transport> transport_;
+  Selector selector_;
+  WaitPolicy wait_policy_;
+  Isa isa_;
+  Executor executor_;            // used by the driving thread
+  bool moved_cpu_ = false;       // by the driving thread, in this operation
+  Clock::time_point started_{};  // by the driving thread: when this operation was begun
+
+  mutable std::mutex mutex_;
+  std::condition_variable work_;    // the progress thread: something to drive
+  std::condition_variable change_;  // waiters: an operation ended, or nobody drives any more
+  std::deque<std::shared_ptr<Operation>> queue_;
+  std::map<PlanKey, Program> plans_;
+  std::map<Collective, Program> overrides_;
+  uint64_t sequence_ = 0;
+  int waiters_ = 0;
+  bool driving_ = false;
+  bool stopping_ = false;
+  std::atomic<bool> dead_{false};
+  std::exception_ptr death_;  // why; set before dead_, guarded by mutex_
+  std::thread progress_;      // started with the first asynchronous call
+};
+
+}  // namespace pycoll

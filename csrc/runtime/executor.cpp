@@ -1,0 +1,269 @@
+#include "runtime/executor.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+
+#include "core/error.h"
+#include "runtime/slices.h"
+
+namespace pycoll {
+
+// Which function runs which kind: a row a kind.
+struct Executor::StepTable {
+  static constexpr StepFunction kFunctions[static_cast<size_t>(StepKind::kCount)] = {
+      &Executor::message_step,      // send
+      &Executor::message_step,      // recv
+      &Executor::message_step,      // recv_copy_send
+      &Executor::message_step,      // recv_reduce
+      &Executor::message_step,      // recv_reduce_send
+      &Executor::message_step,      // recv_reduce_copy_send
+      &Executor::copy_step,         // copy
+      &Executor::reduce_from_step,  // reduce_from
+      &Executor::copy_from_step,    // copy_from
+      &Executor::barrier_step,      // barrier
+  };
+};
+
+Executor::Executor(Transport& transport, const TransportGeometry& geometry, int rank)
+    : transport_(transport), geometry_(geometry), rank_(rank) {}
+
+void Executor::start(const ExecutorInput& input) {
+  in_ = input;
+  fingerprint_ = fingerprint(input.call);
+  element_ = size_of(input.call.dtype);
+  acc_size_ = input.kernels != nullptr ? size_of(input.kernels->acc) : element_;
+  slice_ = slice_elements(*input.program, input.kernels, element_, geometry_);
+  rounds_ = round_count(*input.program, input.input, input.output, slice_, element_);
+  lanes_.assign(input.program->lanes.size(), {});
+  lanes_left_ = lanes_.size();
+  const size_t acc_bytes = static_cast<size_t>(input.program->acc_chunks) * slice_ * acc_size_;
+  std::byte* acc = acc_.at_least(acc_bytes * lanes_.size());
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    lanes_[i].acc = acc + i * acc_bytes;
+    start_lane(static_cast<int>(i));
+  }
+}
+
+void Executor::start_lane(int index) {
+  LaneState& lane = lanes_[static_cast<size_t>(index)];
+  lane.index = index;
+  lane.lane = &in_.program->lanes[static_cast<size_t>(index)];
+  lane.history = &histories_[index];
+  bool has_barrier = false;
+  for (const Step& step : lane.lane->steps) {
+    has_barrier |= step.kind == StepKind::barrier;
+    lane.uses_window |= step.src.space == Space::window || step.dst.space == Space::window ||
+                        step.kind == StepKind::reduce_from || step.kind == StepKind::copy_from;
+  }
+  if (has_barrier) ++lane.history->barrier_uses;
+  if (lane.lane->steps.empty()) --lanes_left_;
+}
+
+bool Executor::advance() {
+  bool moved = false;
+  for (LaneState& lane : lanes_) moved |= advance_lane(lane);
+  return moved;
+}
+
+bool Executor::advance_lane(LaneState& lane) {
+  bool moved = false;
+  const auto& steps = lane.lane->steps;
+  while (lane.round < rounds_ && lane.step < steps.size()) {
+    const Step& step = steps[lane.step];
+    const uint64_t count = count_of(lane, step);
+    // Both sides skip a slice that is empty, except in the first round: there even an empty message
+    // travels, so that operations on nothing still compare their fingerprints and keep in step.
+    const bool skip = count == 0 && lane.round > 0 && step.kind != StepKind::barrier;
+    if (!skip) {
+      const StepFunction run = StepTable::kFunctions[static_cast<size_t>(step.kind)];
+      if (!(this->*run)(lane, step, count)) return moved;
+      moved = true;
+    }
+    if (++lane.step == steps.size()) finish_round(lane);
+  }
+  return moved;
+}
+
+void Executor::finish_round(LaneState& lane) {
+  if (lane.uses_window) ++lane.history->window_rounds;
+  ++lane.round;
+  if (lane.round < rounds_) {
+    lane.step = 0;
+  } else {
+    --lanes_left_;
+  }
+}
+
+std::vector<int> Executor::waiting_for() const {
+  std::vector<int> ranks;
+  for (const LaneState& lane : lanes_) {
+    if (lane.round >= rounds_ || lane.step >= lane.lane->steps.size()) continue;
+    const Step& step = lane.lane->steps[lane.step];
+    const StepTraits& traits = traits_of(step.kind);
+    if (step.kind == StepKind::barrier) {
+      const Arrival mine(lane.history->barrier_uses, lane.barriers, fingerprint_);
+      for (const int member : in_.program->groups[static_cast<size_t>(step.group)]) {
+        if (member != rank_ && !transport_.window()->arrival_of(member, lane.index).reached(mine)) {
+          ranks.push_back(member);
+        }
+      }
+    } else if (traits.receives && !transport_.receiver(step.from, step.channel).peek()) {
+      ranks.push_back(step.from);
+    } else if (traits.sends) {
+      ranks.push_back(step.to);
+    }
+  }
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  return ranks;
+}
+
+uint64_t Executor::count_of(const LaneState& lane, const Step& step) const {
+  const ChunkCutter cut(*in_.program, in_.input, in_.output, element_);
+  return slice_of(cut.range_of(step), lane.round, slice_).size();
+}
+
+Executor::Slice Executor::locate(const LaneState& lane, Ref ref) const {
+  switch (ref.space) {
+    case Space::input:
+    case Space::output: {
+      const ChunkCutter cut(*in_.program, in_.input, in_.output, element_);
+      const Place place = cut.place_of(ref);
+      const uint64_t begin = slice_of(place.range, lane.round, slice_).begin;
+      return {place.block == nullptr ? nullptr : place.block + begin * element_, Operand::value};
+    }
+    case Space::acc:
+      return {lane.acc + static_cast<size_t>(ref.chunk) * slice_ * acc_size_, Operand::acc};
+    case Space::window:
+      return {transport_.window()->local(lane.index, parity(lane)) +
+                  static_cast<size_t>(ref.chunk) * slice_ * element_,
+              Operand::value};
+    case Space::none:
+      break;
+  }
+  return {};
+}
+
+const std::byte* Executor::peer_window(const LaneState& lane, int peer, int chunk) const {
+  return transport_.window()->peer(peer, lane.index, parity(lane)) +
+         static_cast<size_t>(chunk) * slice_ * element_;
+}
+
+void Executor::report_mismatch(int peer) const {
+  const auto theirs = transport_.call_of(peer, in_.call.sequence);
+  if (theirs && fingerprint(*theirs) != fingerprint_) {
+    fail(ErrorKind::mismatch, describe_mismatch(rank_, in_.call, peer, *theirs));
+  }
+  const auto latest = transport_.latest_call_of(peer);
+  fail(ErrorKind::mismatch, "rank ", rank_, " is in ", to_string(in_.call),
+       " but received data of another operation from rank ", peer,
+       latest ? ", which is in " + to_string(*latest) : std::string(),
+       ". Every rank must call the same collectives in the same order");
+}
+
+void Executor::check_message(const Message& message, const Step& step, uint64_t count) const {
+  if (message.tag.fingerprint != fingerprint_) report_mismatch(step.from);
+  if (message.tag.bytes != count * wire_size(step.wire) || message.tag.wire != step.wire) {
+    fail(ErrorKind::mismatch, "rank ", rank_, ", ", to_string(in_.call), ", algorithm ",
+         in_.program->algorithm, ", step ", to_string(step), ": received ", message.tag.bytes,
+         " bytes, expected ", count * wire_size(step.wire),
+         ": sender and receiver do not run the same Program");
+  }
+}
+
+bool Executor::message_step(LaneState& lane, const Step& step, uint64_t count) {
+  const StepTraits& traits = traits_of(step.kind);
+  std::optional<Message> message;
+  if (traits.receives) {
+    message = transport_.receiver(step.from, step.channel).peek();
+    if (!message) return false;
+    check_message(*message, step, count);
+  }
+  std::byte* slot = nullptr;
+  if (traits.sends) {
+    slot = transport_.sender(step.to, step.channel).acquire();
+    if (slot == nullptr) return false;
+  }
+
+  const Slice src = traits.reads ? locate(lane, step.src) : Slice{};
+  const Slice dst = traits.stores ? locate(lane, step.dst) : Slice{};
+  Wire out = src.form == Operand::acc ? Wire::partial : Wire::value;
+  if (traits.reduces) {
+    const Operand received = step.wire == Wire::partial ? Operand::acc : Operand::value;
+    Terms terms{message->data, src.data, received, src.form};
+    if (!step.received_first) terms = {src.data, message->data, src.form, received};
+    out = traits.stores && dst.form == Operand::value ? Wire::value : Wire::partial;
+    if (!traits.stores) {
+      combine_to_acc(slot, terms, count);
+    } else if (dst.form == Operand::acc) {
+      combine_to_acc(dst.data, terms, count);
+    } else {
+      combine_to_value(dst.data, terms, count);
+    }
+    if (traits.stores && traits.sends) std::memcpy(slot, dst.data, count * form_size(dst.form));
+  } else if (count > 0) {
+    const std::byte* from = traits.receives ? message->data : src.data;
+    const Wire wire = traits.receives ? step.wire : out;
+    if (traits.stores) std::memcpy(dst.data, from, count * wire_size(wire));
+    if (traits.sends) std::memcpy(slot, from, count * wire_size(wire));
+    out = wire;
+  } else if (traits.receives) {
+    out = step.wire;
+  }
+
+  if (traits.receives) transport_.receiver(step.from, step.channel).release();
+  if (traits.sends) {
+    const auto bytes = static_cast<uint32_t>(count * wire_size(out));
+    transport_.sender(step.to, step.channel).publish({fingerprint_, bytes, out});
+  }
+  return true;
+}
+
+bool Executor::copy_step(LaneState& lane, const Step& step, uint64_t count) {
+  store(locate(lane, step.dst), locate(lane, step.src), count);
+  return true;
+}
+
+bool Executor::copy_from_step(LaneState& lane, const Step& step, uint64_t count) {
+  const std::byte* src = peer_window(lane, step.from, step.remote_chunk);
+  const Slice dst = locate(lane, step.dst);
+  if (count > 0) std::memcpy(dst.data, src, count * element_);
+  return true;
+}
+
+bool Executor::reduce_from_step(LaneState& lane, const Step& step, uint64_t count) {
+  if (count == 0) return true;
+  terms_.clear();
+  for (const int member : in_.program->groups[static_cast<size_t>(step.group)]) {
+    terms_.push_back(member == rank_ ? locate(lane, step.src).data
+                                     : peer_window(lane, member, step.remote_chunk));
+  }
+  sum_to(locate(lane, step.dst), terms_, count);
+  return true;
+}
+
+bool Executor::barrier_step(LaneState& lane, const Step& step, uint64_t /*count*/) {
+  Window& window = *transport_.window();
+  const Arrival mine(lane.history->barrier_uses, lane.barriers, fingerprint_);
+  if (!lane.announced) {
+    window.arrive(lane.index, mine);
+    lane.announced = true;
+  }
+  const auto& group = in_.program->groups[static_cast<size_t>(step.group)];
+  for (; lane.arrived < group.size(); ++lane.arrived) {
+    const int member = group[lane.arrived];
+    if (member == rank_) continue;
+    const Arrival theirs = window.arrival_of(member, lane.index);
+    if (!theirs.reached(mine)) return false;
+    // A peer that is past this operation has compared fingerprints with us before it went on.
+    if (theirs.same_operation(mine) && !theirs.same_fingerprint(mine)) report_mismatch(member);
+  }
+  ++lane.barriers;
+  lane.announced = false;
+  lane.arrived = 0;
+  return true;
+}
+
+}  // namespace pycoll

@@ -1,0 +1,141 @@
+// Runs one rank's Program over a transport: a resumable state machine.
+//
+// advance() does all that can be done and never waits, so one thread can drive several executors
+// and a stuck operation of one group does not hold up another. The executor touches nothing but the
+// caller's vectors, its own scratch and what the transport hands it; it runs only validated
+// Programs.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "kernels/reduce.h"
+#include "program/program.h"
+#include "transport/transport.h"
+
+namespace pycoll {
+
+// A caller's vector: equal blocks, which need not lie together. Chunks are parts of blocks.
+struct VectorView {
+  std::vector<std::byte*> blocks;
+  uint64_t block_count = 0;  // elements in each
+};
+
+// What survives from one operation of a group to the next; the same numbers on every rank.
+struct LaneHistory {
+  uint64_t barrier_uses = 0;   // operations that had barriers on this lane
+  uint64_t window_rounds = 0;  // rounds that used this lane's window: its parity selects the buffer
+};
+
+struct ExecutorInput {
+  const Program* program = nullptr;
+  const ReduceKernels* kernels = nullptr;  // nullptr when nothing is reduced
+  CallHeader call;
+  VectorView input;
+  VectorView output;
+};
+
+// Memory aligned to cache lines that grows and is kept.
+class Scratch {
+ public:
+  std::byte* at_least(size_t bytes);
+
+ private:
+  struct Free {
+    void operator()(std::byte* p) const;
+  };
+  std::unique_ptr<std::byte[], Free> memory_;
+  size_t bytes_ = 0;
+};
+
+class Executor {
+ public:
+  Executor(Transport& transport, const TransportGeometry& geometry, int rank);
+
+  // Begins an operation; the previous one must be done or given up (after which the group is dead).
+  void start(const ExecutorInput& input);
+  // True when something moved. Throws Error(mismatch) when a peer runs another operation.
+  bool advance();
+  bool done() const { return lanes_left_ == 0; }
+  // The ranks whose messages, credits or arrivals the current steps need.
+  std::vector<int> waiting_for() const;
+
+ private:
+  struct LaneState {
+    const Lane* lane = nullptr;
+    size_t step = 0;
+    uint64_t round = 0;
+    uint32_t barriers = 0;   // passed in this operation
+    size_t arrived = 0;      // members of the current barrier's group that have come
+    bool announced = false;  // this rank's arrival at the current barrier
+    int index = 0;
+    std::byte* acc = nullptr;
+    LaneHistory* history = nullptr;
+    bool uses_window = false;
+  };
+  struct Slice {
+    std::byte* data = nullptr;
+    Operand form = Operand::value;
+  };
+  struct Terms {  // of one combination
+    const std::byte* a = nullptr;
+    const std::byte* b = nullptr;
+    Operand a_form = Operand::value;
+    Operand b_form = Operand::value;
+  };
+  using StepFunction = bool (Executor::*)(LaneState&, const Step&, uint64_t count);
+  struct StepTable;
+
+  void start_lane(int index);
+  bool advance_lane(LaneState& lane);
+  void finish_round(LaneState& lane);
+
+  bool message_step(LaneState& lane, const Step& step, uint64_t count);
+  bool copy_step(LaneState& lane, const Step& step, uint64_t count);
+  bool reduce_from_step(LaneState& lane, const Step& step, uint64_t count);
+  bool copy_from_step(LaneState& lane, const Step& step, uint64_t count);
+  bool barrier_step(LaneState& lane, const Step& step, uint64_t count);
+
+  // Elements of the slice that a step works on in this round.
+  uint64_t count_of(const LaneState& lane, const Step& step) const;
+  Slice locate(const LaneState& lane, Ref ref) const;
+  const std::byte* peer_window(const LaneState& lane, int peer, int chunk) const;
+  int parity(const LaneState& lane) const {
+    return static_cast<int>(lane.history->window_rounds & 1);
+  }
+  size_t wire_size(Wire wire) const { return wire == Wire::partial ? acc_size_ : element_; }
+  size_t form_size(Operand form) const { return form == Operand::acc ? acc_size_ : element_; }
+
+  void check_message(const Message& message, const Step& step, uint64_t count) const;
+  [[noreturn]] void report_mismatch(int peer) const;
+
+  void combine_to_acc(std::byte* dst, const Terms& terms, uint64_t count) const;
+  // Combines, finishes and stores values; dst may be one of the terms.
+  void combine_to_value(std::byte* dst, const Terms& terms, uint64_t count);
+  void sum_to(Slice dst, const std::vector<const std::byte*>& terms, uint64_t count);
+  void store(Slice dst, Slice src, uint64_t count);
+
+  Transport& transport_;
+  TransportGeometry geometry_;
+  int rank_;
+  LaneHistory histories_[kMaxLanes];
+
+  ExecutorInput in_;
+  uint32_t fingerprint_ = 0;
+  size_t element_ = 0;
+  size_t acc_size_ = 0;
+  uint64_t slice_ = 0;  // elements
+  uint64_t rounds_ = 0;
+  std::vector<LaneState> lanes_;
+  size_t lanes_left_ = 0;
+  std::vector<const std::byte*> terms_;
+  Scratch acc_;
+  Scratch block_;
+};
+
+// Elements a slice may have so that every message fits its slot and every window chunk its share. A
+// pure function of what all ranks agree on.
+uint64_t slice_elements(const Program& program, const ReduceKernels* kernels, size_t element,
+                        const TransportGeometry& geometry);
+
+}  // namespace pycoll

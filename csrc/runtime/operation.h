@@ -1,0 +1,64 @@
+// One call of a collective: what was asked, and how it ended.
+#pragma once
+
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "core/clock.h"
+#include "runtime/executor.h"
+
+namespace pycoll {
+
+struct CallRequest {
+  Collective collective = Collective::barrier;
+  DType dtype = DType::uint8;
+  ReduceOp reduce_op = ReduceOp::none;
+  int root = 0;
+  uint64_t count = 0;  // as CallHeader::count
+  VectorView input;
+  VectorView output;
+  std::string algorithm;               // empty: the selector's choice
+  std::optional<Nanoseconds> timeout;  // else the group's
+  // Run by the thread that drove the operation, when its result is in `output`, before anyone is
+  // told.
+  std::function<void()> finalize;
+  // Run once by that thread after waiters were told, also on failure; may call the communicator.
+  std::function<void()> on_complete;
+};
+
+class Operation {
+ public:
+  Operation(CallRequest request, const CallHeader& header, const Program& program,
+            const ReduceKernels* kernels, Nanoseconds timeout)
+      : request_(std::move(request)),
+        input_{&program, kernels, header, request_.input, request_.output},
+        timeout_(timeout) {}
+
+  const CallHeader& call() const { return input_.call; }
+  // Acquire: pairs with finish(): whoever sees true sees the result and the error.
+  bool done() const { return done_.load(std::memory_order_acquire); }
+  // Only when done: nullptr means success.
+  std::exception_ptr error() const { return error_; }
+
+ private:
+  friend class Communicator;
+  void call_on_complete() {
+    if (request_.on_complete) std::exchange(request_.on_complete, nullptr)();
+  }
+  void finish(std::exception_ptr error) {
+    error_ = std::move(error);
+    done_.store(true, std::memory_order_release);
+  }
+
+  CallRequest request_;
+  ExecutorInput input_;
+  Nanoseconds timeout_;  // from the moment it is driven: waiting in the queue does not count
+  std::exception_ptr error_;
+  std::atomic<bool> done_{false};
+};
+
+}  // namespace pycoll

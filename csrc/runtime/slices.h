@@ -1,0 +1,79 @@
+// Where chunks and slices lie in the caller's vectors.
+#pragma once
+
+#include "runtime/executor.h"
+
+namespace pycoll {
+
+// A chunk of a caller's vector: elements [range.begin, range.end) of a block.
+struct Place {
+  std::byte* block = nullptr;
+  ChunkRange range{0, 0};
+};
+
+// Cuts the caller's vectors as a Program asks.
+class ChunkCutter {
+ public:
+  ChunkCutter(const Program& program, const VectorView& input, const VectorView& output,
+              size_t element)
+      : program_(program),
+        input_(input),
+        output_(output),
+        align_(64 / std::min<size_t>(element, 64)) {}
+
+  Place place_of(Ref ref) const {
+    return ref.space == Space::input ? place(input_, program_.input_chunks, ref.chunk)
+                                     : place(output_, program_.output_chunks, ref.chunk);
+  }
+
+  // The chunk that a step works on: that of its operand in the caller's vectors, if it has one.
+  // Accumulator and window chunk k have the size of chunk k of the vector that is cut finer.
+  ChunkRange range_of(const Step& step) const {
+    if (in_vectors(step.src)) return place_of(step.src).range;
+    if (in_vectors(step.dst)) return place_of(step.dst).range;
+    const Ref ref = step.src.space != Space::none ? step.src : step.dst;
+    const bool finer_input = program_.input_chunks >= program_.output_chunks;
+    return place_of({finer_input ? Space::input : Space::output, ref.chunk}).range;
+  }
+
+  uint64_t largest_chunk() const {
+    return std::max(largest(input_, program_.input_chunks),
+                    largest(output_, program_.output_chunks));
+  }
+
+ private:
+  static bool in_vectors(Ref ref) {
+    return ref.space == Space::input || ref.space == Space::output;
+  }
+
+  Place place(const VectorView& view, int32_t chunks, int32_t chunk) const {
+    if (view.blocks.empty() || chunks == 0) return {};
+    const auto parts = chunks / static_cast<int32_t>(view.blocks.size());
+    return {view.blocks[static_cast<size_t>(chunk / parts)],
+            chunk_range(view.block_count, parts, chunk % parts, align_)};
+  }
+
+  uint64_t largest(const VectorView& view, int32_t chunks) const {
+    return place(view, chunks, 0).range.size();  // chunks shrink towards the end of a block
+  }
+
+  const Program& program_;
+  const VectorView& input_;
+  const VectorView& output_;
+  uint64_t align_;
+};
+
+// Elements of the block that round `round` covers; empty past the end of the chunk.
+inline ChunkRange slice_of(ChunkRange chunk, uint64_t round, uint64_t slice) {
+  const uint64_t begin = std::min(chunk.begin + round * slice, chunk.end);
+  return {begin, std::min(begin + slice, chunk.end)};
+}
+
+// At least one: operations on nothing still meet.
+inline uint64_t round_count(const Program& program, const VectorView& input,
+                            const VectorView& output, uint64_t slice, size_t element) {
+  const uint64_t largest = ChunkCutter(program, input, output, element).largest_chunk();
+  return std::max<uint64_t>(1, (largest + slice - 1) / slice);
+}
+
+}  // namespace pycoll

@@ -1,0 +1,57 @@
+#include "transport/call.h"
+
+#include "core/error.h"
+
+namespace pycoll {
+
+uint32_t fingerprint(const CallHeader& call) {
+  uint64_t hash = 0x9E3779B97F4A7C15ull;
+  const auto mix = [&hash](uint64_t value) {
+    hash ^= value;
+    hash *= 0xBF58476D1CE4E5B9ull;
+    hash ^= hash >> 29;
+  };
+  mix(call.sequence);
+  mix(call.count);
+  mix(static_cast<uint64_t>(call.collective) | static_cast<uint64_t>(call.dtype) << 8 |
+      static_cast<uint64_t>(call.reduce_op) << 16 | static_cast<uint64_t>(call.codec) << 24 |
+      static_cast<uint64_t>(static_cast<uint32_t>(call.root)) << 32);
+  mix(call.algorithm);
+  const auto folded = static_cast<uint32_t>(hash ^ (hash >> 32));
+  return folded == 0 ? 1 : folded;
+}
+
+std::string to_string(const CallHeader& call) {
+  std::string text = concat(name_of(call.collective), " #", call.sequence);
+  if (call.collective == Collective::barrier) return text;
+  text += " (";
+  if (call.reduce_op != ReduceOp::none) text += concat(name_of(call.reduce_op), ", ");
+  if (call.collective == Collective::broadcast) text += concat("root ", call.root, ", ");
+  return text + concat(call.count, " x ", name_of(call.dtype), ")");
+}
+
+std::string describe_mismatch(int rank, const CallHeader& mine, int peer,
+                              const CallHeader& theirs) {
+  std::string what;
+  if (mine.collective != theirs.collective) {
+    what = "operations differ";
+  } else if (mine.dtype != theirs.dtype) {
+    what = "dtypes differ";
+  } else if (mine.count != theirs.count) {
+    what = "sizes differ";
+  } else if (mine.reduce_op != theirs.reduce_op) {
+    what = "reduce operations differ";
+  } else if (mine.root != theirs.root) {
+    what = "roots differ";
+  } else if (mine.codec != theirs.codec) {
+    what = "codecs differ";
+  } else {
+    what = "algorithms differ (an algorithm= argument must be the same on every rank)";
+  }
+  return concat(what, ": rank ", rank, " called ", to_string(mine), ", rank ", peer, " called ",
+                to_string(theirs),
+                ". Every rank must call the same collectives in the same order with the same sizes "
+                "and dtypes.");
+}
+
+}  // namespace pycoll

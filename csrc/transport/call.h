@@ -1,0 +1,40 @@
+// What a collective call is, as its peers see it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+#include "core/dtype.h"
+#include "program/program.h"
+
+namespace pycoll {
+
+// Announced by every rank at the start of every operation (plain data: it lies in shared memory and
+// will travel over sockets). A mismatch between ranks is found by comparing fingerprints; the whole
+// header is what the error message is made from.
+struct CallHeader {
+  uint64_t sequence = 0;  // of the group, counts from 1
+  uint64_t count =
+      0;  // elements: of all_gather's input, of reduce_scatter's output, else of the tensor
+  uint64_t deadline_ms = 0;  // the operation's timeout
+  Collective collective = Collective::barrier;
+  DType dtype = DType::uint8;
+  ReduceOp reduce_op = ReduceOp::none;
+  uint8_t codec = 0;  // 0: no compression
+  int32_t root = 0;
+  uint32_t algorithm = 0;  // hash of its name: ranks that chose differently must not talk
+  uint32_t reserved = 0;
+};
+static_assert(sizeof(CallHeader) == 40 && std::is_trivially_copyable_v<CallHeader>);
+
+// Hash of all that must agree: everything but the deadline. Never 0.
+uint32_t fingerprint(const CallHeader& call);
+
+// "all_reduce #12 (sum, 1024 x float32)"
+std::string to_string(const CallHeader& call);
+
+// What differs, in words: "sizes differ: 4 elements on rank 0, 6 on rank 1".
+std::string describe_mismatch(int rank, const CallHeader& mine, int peer, const CallHeader& theirs);
+
+}  // namespace pycoll

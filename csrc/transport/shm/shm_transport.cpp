@@ -1,0 +1,126 @@
+#include "transport/shm/shm_transport.h"
+
+#include <sched.h>
+
+#include <cstring>
+
+#include "core/error.h"
+
+namespace pycoll::shm {
+namespace {
+
+template <typename End>
+std::vector<End> make_ends(int world_size, const std::function<FifoPlace(int, int)>& place) {
+  std::vector<End> ends;
+  for (int peer = 0; peer < world_size; ++peer) {
+    for (int channel = 0; channel < kMaxChannels; ++channel)
+      ends.emplace_back(place(peer, channel));
+  }
+  return ends;
+}
+
+}  // namespace
+
+ShmTransport::ShmTransport(const ConnectRequest& request, std::vector<SharedMapping> segments,
+                           std::vector<Link> links)
+    : rank_(request.rank),
+      world_size_(request.world_size),
+      layout_(request.world_size, request.geometry),
+      segments_(std::move(segments)) {
+  const auto place = [this](int receiver, int sender, int channel, int other) {
+    return FifoPlace{segments_[static_cast<size_t>(receiver)]->data(), &layout_, sender, channel,
+                     &control(other).sleeping};
+  };
+  senders_ = make_ends<ShmSendEnd>(
+      world_size_, [&](int peer, int channel) { return place(peer, rank_, channel, peer); });
+  receivers_ = make_ends<ShmRecvEnd>(
+      world_size_, [&](int peer, int channel) { return place(rank_, peer, channel, peer); });
+  watch_ = std::make_unique<PeerWatch>(std::move(links), [this] { wake(); });
+}
+
+SendEnd& ShmTransport::sender(int peer, int channel) {
+  return senders_[static_cast<size_t>(peer * kMaxChannels + channel)];
+}
+
+RecvEnd& ShmTransport::receiver(int peer, int channel) {
+  return receivers_[static_cast<size_t>(peer * kMaxChannels + channel)];
+}
+
+void ShmTransport::announce(const CallHeader& call) {
+  ControlBlock& mine = control(rank_);
+  mine.cpu.store(static_cast<uint32_t>(::sched_getcpu() + 1), std::memory_order_relaxed);
+  CallSlot& slot = mine.calls[call.sequence % kCallSlots];
+  uint64_t words[sizeof(CallHeader) / 8];
+  std::memcpy(words, &call, sizeof(call));
+  // A reader that sees any of the words below also sees this 0, because each is stored with release
+  // and loaded with acquire: it then knows that what it read may be torn.
+  slot.sequence.store(0, std::memory_order_relaxed);
+  for (size_t i = 0; i < std::size(words); ++i) {
+    slot.words[i].store(words[i], std::memory_order_release);
+  }
+  slot.sequence.store(call.sequence, std::memory_order_release);
+  mine.latest_call.store(call.sequence, std::memory_order_release);
+}
+
+std::optional<CallHeader> ShmTransport::call_of(int peer, uint64_t sequence) {
+  const CallSlot& slot = control(peer).calls[sequence % kCallSlots];
+  if (slot.sequence.load(std::memory_order_acquire) != sequence) return std::nullopt;
+  uint64_t words[sizeof(CallHeader) / 8];
+  for (size_t i = 0; i < std::size(words); ++i) {
+    words[i] = slot.words[i].load(std::memory_order_acquire);
+  }
+  // Still the same: none of the words was of a later call.
+  if (slot.sequence.load(std::memory_order_relaxed) != sequence) return std::nullopt;
+  CallHeader call;
+  std::memcpy(static_cast<void*>(&call), words, sizeof(call));
+  return call;
+}
+
+std::optional<CallHeader> ShmTransport::latest_call_of(int peer) {
+  const uint64_t sequence = control(peer).latest_call.load(std::memory_order_acquire);
+  if (sequence == 0) return std::nullopt;
+  return call_of(peer, sequence);
+}
+
+void ShmTransport::prepare_sleep() {
+  shm::prepare_sleep(control(rank_).sleeping);
+}
+void ShmTransport::sleep(Nanoseconds at_most) {
+  shm::sleep(control(rank_).sleeping, at_most);
+}
+void ShmTransport::cancel_sleep() {
+  shm::cancel_sleep(control(rank_).sleeping);
+}
+void ShmTransport::wake() {
+  wake_if_sleeping(control(rank_).sleeping);
+}
+
+bool ShmTransport::shares_cpu_with(int peer) {
+  const auto here = static_cast<uint32_t>(::sched_getcpu() + 1);
+  ControlBlock& mine = control(rank_);
+  mine.cpu.store(here, std::memory_order_relaxed);
+  return here != 0 && control(peer).cpu.load(std::memory_order_relaxed) == here;
+}
+
+std::byte* ShmTransport::local(int lane, int parity) {
+  return segments_[static_cast<size_t>(rank_)]->data() + layout_.window(lane, parity);
+}
+
+const std::byte* ShmTransport::peer(int rank, int lane, int parity) {
+  return segments_[static_cast<size_t>(rank)]->data() + layout_.window(lane, parity);
+}
+
+void ShmTransport::arrive(int lane, Arrival arrival) {
+  // Release: what was written to the window, and our reads of the peers' windows, come first.
+  control(rank_).arrivals[lane].word.store(arrival.word(), std::memory_order_release);
+  for (int peer = 0; peer < world_size_; ++peer) {
+    if (peer != rank_) wake_if_sleeping(control(peer).sleeping);
+  }
+}
+
+Arrival ShmTransport::arrival_of(int rank, int lane) {
+  // Acquire: pairs with arrive().
+  return Arrival(control(rank).arrivals[lane].word.load(std::memory_order_acquire));
+}
+
+}  // namespace pycoll::shm

@@ -1,0 +1,187 @@
+// The transport contract.
+//
+// A transport moves bytes between the ranks of one group. It knows nothing of algorithms, dtypes or
+// reductions. What it offers:
+//
+//   * FIFOs, one per (sender, receiver, channel), `depth` messages deep. The sender acquires a
+//   slot,
+//     fills it in place and publishes it; the receiver peeks at the oldest message in place and
+//     releases it, which gives the slot back. Neither ever waits: "not now" is a normal answer, and
+//     the caller (the executor) tries again or sleeps.
+//   * A window (optional): memory of each rank that all others can read, and arrival flags to order
+//   it.
+//   * The current call of every rank, so that a mismatch can be described and a stuck rank named.
+//   * Sleeping until something may have changed, and being woken by whoever publishes, releases or
+//   arrives.
+//   * News of peers: left in good order, died, aborted the group.
+//
+// Rules for implementations
+//   * All methods are called by one thread at a time (the communicator sees to it), except wake()
+//   and
+//     send_abort(), which any thread may call.
+//   * What was written before publish()/release()/arrive() is visible to whoever sees its effect.
+//   * No missed wake-up: after prepare_sleep(), anything that a peer publishes either is seen by
+//   the
+//     caller's next look or ends sleep().
+//   * No writing into a peer's user memory, ever.
+//   * Whatever a peer writes may be garbage: sizes and indexes are checked before use.
+//
+// A new transport is a folder with the same file names: see docs/architecture.md.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/clock.h"
+#include "program/program.h"
+#include "transport/call.h"
+
+namespace pycoll {
+
+// Limits on what a Program may use; they size the control structures of a transport.
+constexpr int kMaxLanes = 4;
+constexpr int kMaxChannels = 4;
+
+// Travels with every message.
+struct MessageTag {
+  uint32_t fingerprint = 0;  // of the operation it belongs to
+  uint32_t bytes = 0;
+  Wire wire = Wire::value;
+};
+
+struct Message {
+  const std::byte* data = nullptr;
+  MessageTag tag;
+};
+
+class SendEnd {
+ public:
+  virtual ~SendEnd() = default;
+  // Room for one message, or nullptr when the FIFO is full. The same room until publish().
+  virtual std::byte* acquire() = 0;
+  virtual void publish(const MessageTag& tag) = 0;
+};
+
+class RecvEnd {
+ public:
+  virtual ~RecvEnd() = default;
+  // The oldest message, or nothing. The same one until release().
+  virtual std::optional<Message> peek() = 0;
+  virtual void release() = 0;
+};
+
+// An arrival at barrier number `ordinal` (from 0) of one operation, as one 64-bit word, so that the
+// flag and what it vouches for cannot be seen apart: | use 20 | ordinal 20 | fingerprint 24 |.
+// `use` counts the operations that had barriers on this lane. The upper 40 bits only grow (compared
+// by wrapped difference: ranks are never two uses apart), because operations of a group run in
+// order and a rank passes the barriers of an operation in order.
+class Arrival {
+ public:
+  Arrival() = default;
+  explicit Arrival(uint64_t word) : word_(word) {}
+  Arrival(uint64_t use, uint32_t ordinal, uint32_t fingerprint)
+      : word_((use & kField) << 44 | static_cast<uint64_t>(ordinal & kField) << 24 |
+              (fingerprint & 0xFFFFFFu)) {}
+
+  uint64_t word() const { return word_; }
+  // True when a rank whose flag shows *this has come to `other`.
+  bool reached(Arrival other) const {
+    return static_cast<int64_t>((word_ & kOrder) - (other.word_ & kOrder)) >= 0;
+  }
+  bool same_operation(Arrival other) const { return word_ >> 44 == other.word_ >> 44; }
+  bool same_fingerprint(Arrival other) const {
+    return (word_ & 0xFFFFFFu) == (other.word_ & 0xFFFFFFu);
+  }
+
+ private:
+  static constexpr uint64_t kField = 0xFFFFF;
+  static constexpr uint64_t kOrder = ~uint64_t{0xFFFFFF};
+  uint64_t word_ = 0;
+};
+
+class Window {
+ public:
+  virtual ~Window() = default;
+  // This rank's buffer, and a peer's. `parity` selects one of the two that alternate.
+  virtual std::byte* local(int lane, int parity) = 0;
+  virtual const std::byte* peer(int rank, int lane, int parity) = 0;
+  // Says that this rank has come to a barrier; wakes the peers.
+  virtual void arrive(int lane, Arrival arrival) = 0;
+  // The last arrival of a peer.
+  virtual Arrival arrival_of(int rank, int lane) = 0;
+};
+
+enum class PeerState : uint8_t { alive, left, died };
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual const char* name() const = 0;
+
+  virtual SendEnd& sender(int peer, int channel) = 0;
+  virtual RecvEnd& receiver(int peer, int channel) = 0;
+  virtual Window* window() = 0;  // nullptr when peers' memory cannot be read
+
+  // Makes this rank's current call known to all.
+  virtual void announce(const CallHeader& call) = 0;
+  // The peer's call with that sequence number, if it is known; and the newest that is known.
+  virtual std::optional<CallHeader> call_of(int peer, uint64_t sequence) = 0;
+  virtual std::optional<CallHeader> latest_call_of(int peer) = 0;
+
+  // prepare_sleep(); look once more; then sleep() or cancel_sleep().
+  virtual void prepare_sleep() = 0;
+  virtual void sleep(Nanoseconds at_most) = 0;
+  virtual void cancel_sleep() = 0;
+  virtual void wake() = 0;
+
+  // The peer runs on the CPU that this thread runs on (a hint; false when unknown).
+  virtual bool shares_cpu_with(int peer) = 0;
+
+  virtual PeerState peer_state(int peer) = 0;
+  // Text of the first abort that a peer sent, if any.
+  virtual std::optional<std::string> peer_abort() = 0;
+  // Something in peer_state() or peer_abort() changed since the last call with the same argument;
+  // cheap.
+  virtual uint32_t news() const = 0;
+  // Tells all peers why this rank gives the group up. Best effort, never blocks.
+  virtual void send_abort(const std::string& reason) = 0;
+  // Tells all peers that this rank leaves in good order. Idempotent.
+  virtual void leave() = 0;
+};
+
+// What a transport needs of the configuration: the same on all ranks.
+struct TransportGeometry {
+  uint64_t slot_bytes = 0;
+  uint32_t fifo_depth = 0;
+  uint64_t window_bytes = 0;
+};
+
+struct ConnectRequest {
+  int rank = 0;
+  int world_size = 1;
+  std::string job_key;  // random, from rank 0: whoever does not know it is refused
+  std::vector<std::string> descriptions;  // of every rank
+  TransportGeometry geometry;
+  Deadline deadline = Deadline::after(std::chrono::seconds(60));
+};
+
+// One rank's view of the group while it connects. `describe()` is published through the store; then
+// every rank sees all descriptions and decides viability from the same data.
+class Connector {
+ public:
+  virtual ~Connector() = default;
+  virtual const char* name() const = 0;
+  // What peers need to reach this rank: one line of text.
+  virtual std::string describe() = 0;
+  // Why the transport cannot serve these two ranks; empty when it can. A pure function of its
+  // arguments, so all ranks come to the same verdict.
+  virtual std::string why_not(const std::string& description, const std::string& other) = 0;
+  // Throws Error that names the ranks that did not come.
+  virtual std::unique_ptr<Transport> connect(const ConnectRequest& request) = 0;
+};
+
+}  // namespace pycoll
