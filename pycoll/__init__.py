@@ -14,8 +14,10 @@ from pycoll._core import (
     Error,
     InvalidArgumentError,
     MismatchError,
+    OperatingSystemError,
     PeerError,
     TimeoutError,
+    UnsupportedError,
 )
 from pycoll.communicator import Communicator, Work
 from pycoll.store import FileStore
@@ -29,8 +31,10 @@ __all__ = [
     "FileStore",
     "InvalidArgumentError",
     "MismatchError",
+    "OperatingSystemError",
     "PeerError",
     "TimeoutError",
+    "UnsupportedError",
     "Work",
     "__version__",
 ]
