@@ -1,0 +1,39 @@
+// The prover. It runs the Programs of all ranks on symbols and says whether they do what their
+// collective promises: for this world size, for any data, in every schedule.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "program/program.h"
+#include "program/wiring.h"
+
+namespace pycoll {
+
+struct CheckOptions {
+  int32_t depth = 2;     // slots of every FIFO
+  int32_t rounds = 3;    // slices of the longest chunk; 3 reuse both buffers of a window
+  bool in_place = true;  // input and output are one memory: the harder case, implies the other
+};
+
+struct CheckResult {
+  CheckKind kind = CheckKind::ok;
+  std::string message;  // names rank, lane and step; empty when ok
+
+  bool ok() const { return kind == CheckKind::ok; }
+};
+
+// `programs[r]` is rank r's. Proved, for every slice:
+//   * no deadlock with FIFOs of this depth, and no message left over;
+//   * sender and receiver agree on wire, size and slice of every message;
+//   * every output holds each rank's contribution exactly once (or exactly the data of the one rank
+//     it belongs to), all ranks compute a result by the same tree of sums, in the promised order,
+//     and it is divided and rounded exactly once;
+//   * no cell is read before it is written, or overwritten while an unordered read may still come;
+//   * no rank leaves a barrier before all have come.
+// When there are several chunks and rounds, also for vectors whose last chunks are shorter.
+// Throws Error(invalid_argument) for depth or rounds below 1; everything else is in the result.
+CheckResult check(std::span<const Program> programs, const CheckOptions& options = {});
+
+}  // namespace pycoll

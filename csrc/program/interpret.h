@@ -1,0 +1,444 @@
+// One engine that runs the Programs of all ranks, over a Domain: the checker runs it on symbols,
+// the trace on numbers. Programs are deterministic processes over bounded FIFOs (Kahn networks with
+// barriers), so one schedule shows the outcome of all: the same values, and a deadlock always or
+// never. Only accesses to shared memory depend on the schedule; happens_before.h judges those.
+//
+// A Domain has
+//   Value                      a small handle
+//   input(rank, chunk)         the contribution of a rank
+//   combine(left, right)       left (+) right
+//   finish(value)              what a complete sum becomes when it is stored
+//   produced(Production)       a step received or computed a value
+//   moved(Move)                a value went from rank to rank
+#pragma once
+
+#include <algorithm>
+#include <deque>
+#include <optional>
+
+#include "core/error.h"
+#include "program/happens_before.h"
+#include "program/memory.h"
+#include "program/wiring.h"
+
+namespace pycoll {
+
+struct RunOptions {
+  int32_t depth = 2;
+  int32_t rounds = 1;
+  bool in_place = true;  // input and output are the same memory
+  bool ragged = false;   // the last chunks are shorter than the first, as in a real vector
+};
+
+template <typename Value>
+struct Message {
+  Datum<Value> datum;
+  Wire wire = Wire::value;
+  int32_t round = 0;
+  int32_t size_class = 0;
+  uint32_t time = 0;
+  int32_t step = 0;
+  ClockRef clock;
+};
+
+template <typename Value>
+struct Production {
+  int32_t rank;
+  uint32_t time;
+  Value value;
+};
+
+template <typename Value>
+struct Move {
+  uint32_t time;
+  int32_t from;
+  int32_t to;
+  int32_t lane;
+  Value value;
+  const Step* step;  // of the rank that receives
+};
+
+template <typename Domain>
+class Interpreter {
+ public:
+  using Value = typename Domain::Value;
+
+  Interpreter(std::span<const Program> programs, RunOptions options, Domain& domain)
+      : wiring_(wire(programs)),
+        options_(options),
+        domain_(domain),
+        memory_(programs, options.rounds, options.in_place),
+        states_(wiring_.processes.size()),
+        fifos_(wiring_.fifos.size(), Fifo(options.depth)),
+        arrived_(wiring_.barriers.size()),
+        is_barrier_(programs.front().collective == Collective::barrier) {
+    if (is_barrier_ || memory_.needs_order()) order_.emplace(states_.size());
+    if (is_barrier_) arrivals_.emplace(wiring_.lanes_of_rank, options.rounds);
+  }
+
+  // Throws Fault.
+  void run() {
+    for (size_t i = 0; i < states_.size(); ++i) ready_.push_back(static_cast<int32_t>(i));
+    while (!ready_.empty()) {
+      const int32_t process = ready_.front();
+      ready_.pop_front();
+      advance(process);
+    }
+    for (const ProcessState& state : states_) {
+      if (state.done) continue;
+      throw Fault{CheckKind::deadlock, concat("deadlock with FIFOs of ", options_.depth,
+                                              " slots: ", describe_deadlock(wiring_, states_))};
+    }
+    find_leftover();
+  }
+
+  const Wiring& wiring() const { return wiring_; }
+
+  const Cell<Value>& output(int32_t rank, int32_t round, int32_t chunk) {
+    return memory_.at({rank, 0, round, {Space::output, chunk}});
+  }
+
+  // Rounds in which a chunk of this class has elements; in round 0 all take part.
+  int32_t rounds_of(int32_t size_class) const {
+    if (!options_.ragged) return options_.rounds;
+    const int32_t middle = wiring_.programs.front().input_chunks / 2;
+    if (size_class < middle) return options_.rounds;
+    return size_class == middle ? (options_.rounds + 1) / 2 : 1;
+  }
+
+ private:
+  struct Slot {
+    Message<Value> message;
+    ClockRef freed;  // when the receive that emptied the slot happened
+  };
+  struct Fifo {
+    explicit Fifo(int32_t depth) : slots(static_cast<size_t>(depth)) {}
+    std::vector<Slot> slots;
+    uint64_t sent = 0;
+    uint64_t received = 0;
+    bool empty() const { return sent == received; }
+    bool full() const { return sent - received == slots.size(); }
+    Slot& head() { return slots[received % slots.size()]; }
+    Slot& tail() { return slots[sent % slots.size()]; }
+  };
+  // A step that is being executed.
+  struct Turn {
+    int32_t process;
+    ProcessState& state;
+    const WiredStep& wired;
+    const Step& step;
+    const StepTraits& traits;
+    int32_t rank;
+    int32_t lane;
+  };
+
+  // Runs a process until it has to wait.
+  void advance(int32_t process) {
+    ProcessState& state = states_[static_cast<size_t>(process)];
+    const Process& wired = wiring_.processes[static_cast<size_t>(process)];
+    while (!state.done) {
+      enter_round(process, wired.rank, state);
+      while (static_cast<size_t>(state.next_step) < wired.steps.size()) {
+        if (!execute(process, state, wired)) return;
+        ++state.next_step;
+      }
+      leave_round(process, wired.rank, state.round);
+      state.next_step = 0;
+      state.done = ++state.round == options_.rounds;
+    }
+  }
+
+  void enter_round(int32_t process, int32_t rank, ProcessState& state) {
+    if (!arrivals_ || state.entered == state.round) return;
+    state.entered = state.round;
+    order_->tick(process);
+    arrivals_->enter(*order_, rank, process, state.round);
+  }
+
+  void leave_round(int32_t process, int32_t rank, int32_t round) {
+    if (!arrivals_) return;
+    const auto absent = arrivals_->leave(*order_, rank, process, round);
+    if (!absent) return;
+    const size_t steps = wiring_.processes[static_cast<size_t>(process)].steps.size();
+    const std::string place = steps == 0
+                                  ? concat("rank ", rank)
+                                  : wiring_.describe(process, static_cast<int32_t>(steps) - 1);
+    throw Fault{CheckKind::wrong_result, concat(place, ": the barrier ends here before rank ",
+                                                *absent, " is known to have come")};
+  }
+
+  // False: it has to wait.
+  bool execute(int32_t process, ProcessState& state, const Process& wired) {
+    const WiredStep& op = wired.steps[static_cast<size_t>(state.next_step)];
+    const Turn turn{process, state, op, *op.step, traits_of(op.step->kind), wired.rank, wired.lane};
+    if (turn.step.kind == StepKind::barrier) return meet(turn);
+    // A barrier's vectors are empty in every round; its rounds stand for calls.
+    const int32_t rounds = is_barrier_
+                               ? options_.rounds
+                               : rounds_of(size_class(wiring_.program_of(process), turn.step));
+    if (state.round > 0 && state.round >= rounds) return true;
+    if (op.fifo_in >= 0 && fifo(op.fifo_in).empty()) return wait(state, Wait::message, op.fifo_in);
+    if (op.fifo_out >= 0 && fifo(op.fifo_out).full()) return wait(state, Wait::slot, op.fifo_out);
+    perform(turn);
+    return true;
+  }
+
+  static bool wait(ProcessState& state, Wait what, int32_t index) {
+    state.wait = what;
+    state.waits_for = index;
+    return false;
+  }
+
+  void wake(int32_t process, Wait what, int32_t index) {
+    if (process < 0) return;
+    ProcessState& state = states_[static_cast<size_t>(process)];
+    if (state.wait != what || state.waits_for != index) return;
+    state.wait = Wait::nothing;
+    ready_.push_back(process);
+  }
+
+  bool meet(const Turn& turn) {
+    const size_t index = static_cast<size_t>(turn.wired.barrier);
+    const BarrierMembers& members = wiring_.barriers[index];
+    if (order_) order_->tick(turn.process);
+    if (++arrived_[index] < members.processes.size()) {
+      return wait(turn.state, Wait::barrier, turn.wired.barrier);
+    }
+    arrived_[index] = 0;
+    uint32_t slowest = 0;
+    for (int32_t member : members.processes) {
+      slowest = std::max(slowest, states_[static_cast<size_t>(member)].time);
+    }
+    if (order_) order_->meet(members.processes);
+    for (int32_t member : members.processes) {
+      ProcessState& state = states_[static_cast<size_t>(member)];
+      state.time = slowest + 1;
+      if (member == turn.process) continue;
+      ++state.next_step;
+      wake(member, Wait::barrier, turn.wired.barrier);
+    }
+    return true;
+  }
+
+  // Everything but a barrier; message and slot are there.
+  void perform(const Turn& turn) {
+    Message<Value> received;
+    if (turn.traits.receives) received = fifo(turn.wired.fifo_in).head().message;
+    if (order_) {
+      order_->join(turn.process, received.clock);
+      if (turn.traits.sends) order_->join(turn.process, fifo(turn.wired.fifo_out).tail().freed);
+      order_->tick(turn.process);
+    }
+    if (turn.traits.receives) accept(turn, received);
+    Datum<Value> result = compute(turn, received.datum);
+    if (turn.traits.stores) {
+      if (turn.step.dst.space == Space::acc) refuse_finished(turn, result);
+      const bool finishes = turn.step.dst.space != Space::acc && result.form == Form::partial;
+      if (finishes) result = {domain_.finish(result.value), Form::finished};
+      if (turn.step.dst.space == Space::acc && result.form == Form::raw)
+        result.form = Form::partial;
+      store(turn, result);
+    }
+    if (turn.traits.stores || turn.traits.receives) {
+      domain_.produced(Production<Value>{turn.rank, turn.state.time, result.value});
+    }
+    const ClockRef now = order_ && (turn.traits.receives || turn.traits.sends)
+                             ? order_->snapshot(turn.process)
+                             : nullptr;
+    if (turn.traits.receives) release(turn, now);
+    if (turn.traits.sends) post(turn, result, received.wire, now);
+  }
+
+  void accept(const Turn& turn, const Message<Value>& message) {
+    const int32_t wanted = size_class(wiring_.program_of(turn.process), turn.step);
+    const auto disagree = [&](const auto&... parts) {
+      const int32_t sender = wiring_.fifos[static_cast<size_t>(turn.wired.fifo_in)].sender;
+      fault(CheckKind::mismatch, turn, parts..., ", sent by ",
+            wiring_.describe(sender, message.step));
+    };
+    if (message.wire != turn.step.wire) {
+      disagree("expects a ", name_of(turn.step.wire), " and gets a ", name_of(message.wire));
+    }
+    if (message.size_class != wanted) {
+      disagree("expects chunk ", wanted, " and gets chunk ", message.size_class,
+               ", which has another size");
+    }
+    if (message.round != turn.state.round) {
+      disagree("gets slice ", message.round, " in round ", turn.state.round);
+    }
+    turn.state.time = std::max(turn.state.time, message.time + 1);
+    const FifoEnds& ends = wiring_.fifos[static_cast<size_t>(turn.wired.fifo_in)];
+    domain_.moved(Move<Value>{turn.state.time, ends.from, turn.rank, turn.lane, message.datum.value,
+                              &turn.step});
+  }
+
+  // What the step stores or sends, before it is finished.
+  Datum<Value> compute(const Turn& turn, const Datum<Value>& received) {
+    if (turn.step.kind == StepKind::copy_from) {
+      return read_remote(turn, turn.step.from);
+    }
+    if (turn.step.kind == StepKind::reduce_from) return reduce_group(turn);
+    if (!turn.traits.reads) return received;
+    const Datum<Value> own = read(turn, turn.step.src);
+    if (!turn.traits.reduces) return own;
+    return turn.step.received_first ? combine(turn, received, own) : combine(turn, own, received);
+  }
+
+  Datum<Value> reduce_group(const Turn& turn) {
+    const Program& program = wiring_.program_of(turn.process);
+    Datum<Value> sum;
+    for (int32_t member : program.groups[static_cast<size_t>(turn.step.group)]) {
+      const Datum<Value> term =
+          member == turn.rank ? read(turn, turn.step.src) : read_remote(turn, member);
+      if (sum.form == Form::none) {
+        sum = term;
+        refuse_finished(turn, sum);
+      } else {
+        sum = combine(turn, sum, term);
+      }
+    }
+    sum.form = Form::partial;
+    return sum;
+  }
+
+  Datum<Value> combine(const Turn& turn, const Datum<Value>& left, const Datum<Value>& right) {
+    refuse_finished(turn, left);
+    refuse_finished(turn, right);
+    return {domain_.combine(left.value, right.value), Form::partial};
+  }
+
+  void refuse_finished(const Turn& turn, const Datum<Value>& datum) {
+    if (datum.form != Form::finished) return;
+    fault(CheckKind::wrong_result, turn,
+          "accumulates a result that is finished already, so divided and rounded");
+  }
+
+  Place place_of(const Turn& turn, Ref ref) const {
+    return {turn.rank, turn.lane, turn.state.round, ref};
+  }
+
+  Datum<Value> read(const Turn& turn, Ref ref) {
+    if (ref.space == Space::input) return read_input(turn, ref.chunk);
+    const Place place = place_of(turn, ref);
+    const Cell<Value>& cell = memory_.at(place);
+    if (cell.round != turn.state.round) {
+      fault(CheckKind::race, turn, "reads ", to_string(ref), ", which this round has not written");
+    }
+    note(turn, place, false);
+    return cell.datum;
+  }
+
+  Datum<Value> read_input(const Turn& turn, int32_t chunk) {
+    const Datum<Value> mine{domain_.input(turn.rank, chunk), Form::raw};
+    const int32_t alias =
+        options_.in_place ? output_in_place(wiring_.program_of(turn.process), chunk) : -1;
+    if (alias < 0) return mine;
+    const Place place = place_of(turn, {Space::output, alias});
+    const Cell<Value>& cell = memory_.at(place);
+    // A root that copied its own input there overwrote it with itself.
+    if (cell.round >= 0 && !(cell.datum.value == mine.value)) {
+      fault(CheckKind::race, turn, "reads input[", chunk, "], which in place is output[", alias,
+            "] and was overwritten by ", wiring_.describe(cell.process, cell.step));
+    }
+    note(turn, place, false);
+    return mine;
+  }
+
+  Datum<Value> read_remote(const Turn& turn, int32_t peer) {
+    const Place place{peer, turn.lane, turn.state.round, {Space::window, turn.step.remote_chunk}};
+    const Cell<Value>& cell = memory_.at(place);
+    if (cell.round != turn.state.round) {
+      fault(CheckKind::race, turn, "reads ", to_string(place.ref), " of rank ", peer,
+            cell.round < turn.state.round ? ", which that rank may not have written in this round"
+                                          : ", which that rank may have overwritten already");
+    }
+    note(turn, place, false);
+    turn.state.time = std::max(turn.state.time, cell.time + 1);
+    domain_.moved(
+        Move<Value>{turn.state.time, peer, turn.rank, turn.lane, cell.datum.value, &turn.step});
+    return cell.datum;
+  }
+
+  void store(const Turn& turn, const Datum<Value>& datum) {
+    const Place place = place_of(turn, turn.step.dst);
+    note(turn, place, true);
+    memory_.at(place) = {datum, turn.state.round, turn.state.time, turn.process,
+                         turn.state.next_step};
+  }
+
+  // Tells the race detector of an access; the schedule at hand got away with an unordered one,
+  // another would not.
+  void note(const Turn& turn, const Place& place, bool writes) {
+    CellHistory* history = order_ && !is_barrier_ ? memory_.history(place) : nullptr;
+    if (history == nullptr) return;
+    const int32_t step = turn.state.next_step;
+    const auto conflict = writes ? order_->write(*history, turn.process, step)
+                                 : order_->read(*history, turn.process, step);
+    if (!conflict) return;
+    fault(CheckKind::race, turn, writes ? "writes " : "reads ", to_string(place.ref), " of rank ",
+          place.rank, " with nothing to order it after ",
+          wiring_.describe(conflict->process, conflict->step));
+  }
+
+  // Frees the slot that a receive has read.
+  void release(const Turn& turn, const ClockRef& now) {
+    Fifo& queue = fifo(turn.wired.fifo_in);
+    queue.head().freed = now;
+    queue.head().message.clock = nullptr;
+    ++queue.received;
+    wake(wiring_.fifos[static_cast<size_t>(turn.wired.fifo_in)].sender, Wait::slot,
+         turn.wired.fifo_in);
+  }
+
+  void post(const Turn& turn, const Datum<Value>& datum, Wire received, const ClockRef& now) {
+    Fifo& queue = fifo(turn.wired.fifo_out);
+    queue.tail().message = {datum,
+                            wire_sent(turn.step, received),
+                            turn.state.round,
+                            size_class(wiring_.program_of(turn.process), turn.step),
+                            turn.state.time,
+                            turn.state.next_step,
+                            now};
+    ++queue.sent;
+    wake(wiring_.fifos[static_cast<size_t>(turn.wired.fifo_out)].receiver, Wait::message,
+         turn.wired.fifo_out);
+  }
+
+  static Wire wire_sent(const Step& step, Wire received) {
+    const StepTraits& traits = traits_of(step.kind);
+    if (traits.reduces) return traits.stores ? Wire::value : Wire::partial;
+    if (traits.receives) return received;
+    return step.src.space == Space::acc ? Wire::partial : Wire::value;
+  }
+
+  void find_leftover() {
+    for (size_t i = 0; i < fifos_.size(); ++i) {
+      if (fifos_[i].empty()) continue;
+      const FifoEnds& ends = wiring_.fifos[i];
+      throw Fault{CheckKind::leftover,
+                  concat(wiring_.describe(ends.sender, fifos_[i].head().message.step), ": rank ",
+                         ends.to, " never receives this message")};
+    }
+  }
+
+  template <typename... Parts>
+  [[noreturn]] void fault(CheckKind kind, const Turn& turn, const Parts&... parts) const {
+    throw Fault{kind, concat(wiring_.describe(turn.process, turn.state.next_step), ": ", parts...)};
+  }
+
+  Fifo& fifo(int32_t index) { return fifos_[static_cast<size_t>(index)]; }
+
+  Wiring wiring_;
+  RunOptions options_;
+  Domain& domain_;
+  Memory<Value> memory_;
+  std::vector<ProcessState> states_;
+  std::vector<Fifo> fifos_;
+  std::vector<size_t> arrived_;  // members in each barrier
+  std::deque<int32_t> ready_;
+  bool is_barrier_;
+  std::optional<HappensBefore> order_;
+  std::optional<Arrivals> arrivals_;
+};
+
+}  // namespace pycoll

@@ -1,0 +1,14 @@
+// The parts of the `_core` module, one file each.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace pycoll {
+
+// First: the others may throw pycoll::Error already while they register.
+void bind_errors(pybind11::module_& module);
+void bind_program(pybind11::module_& module);
+void bind_kernels(pybind11::module_& module);
+void bind_communicator(pybind11::module_& module);
+
+}  // namespace pycoll

@@ -1,0 +1,232 @@
+"""The core of pycoll without torch."""
+
+import builtins
+from collections.abc import Sequence
+from typing import Literal
+
+from typing_extensions import Buffer
+
+# ---- errors ----------------------------------------------------------------------------------
+
+class Error(RuntimeError):
+    """Base class of all errors of pycoll."""
+
+class InvalidArgumentError(Error, ValueError):
+    """The caller's fault, found before memory was touched."""
+
+class MismatchError(Error):
+    """The ranks called different things."""
+
+class PeerError(Error):
+    """Another process died or left."""
+
+class TimeoutError(Error, builtins.TimeoutError):
+    """A deadline passed."""
+
+class AbortedError(Error):
+    """This group was aborted, here or by a peer."""
+
+class UnsupportedError(Error, NotImplementedError):
+    """Known, but not in pycoll yet."""
+
+class OperatingSystemError(Error, OSError):
+    """The operating system refused something."""
+
+# ---- programs --------------------------------------------------------------------------------
+
+StepKind = Literal[
+    "send",
+    "recv",
+    "recv_copy_send",
+    "recv_reduce",
+    "recv_reduce_send",
+    "recv_reduce_copy_send",
+    "copy",
+    "reduce_from",
+    "copy_from",
+    "barrier",
+]
+Space = Literal["none", "input", "output", "acc", "window"]
+Wire = Literal["value", "partial"]
+Order = Literal["none", "rank_order", "ring_order", "lower_first"]
+CheckKind = Literal[
+    "ok",
+    "invalid",
+    "deadlock",
+    "wrong_result",
+    "wrong_order",
+    "race",
+    "leftover",
+    "mismatch",
+]
+
+class Ref:
+    """A chunk of one of a rank's memories."""
+
+    space: Space
+    chunk: int
+    def __init__(self, space: Space = "none", chunk: int = 0) -> None: ...
+    def __eq__(self, other: object) -> bool: ...
+
+class Step:
+    """One step of a lane. `src` and `dst` are copies: assign a new Ref to change them."""
+
+    kind: StepKind
+    src: Ref
+    dst: Ref
+    from_rank: int
+    to_rank: int
+    channel: int
+    group: int
+    remote_chunk: int
+    wire: Wire
+    received_first: bool
+    def __init__(self, kind: StepKind | Step = "barrier") -> None: ...
+    def __eq__(self, other: object) -> bool: ...
+
+class Lane:
+    """Steps that a rank executes one after the other. `steps` is a copy."""
+
+    steps: list[Step]
+    def __init__(self, steps: Sequence[Step] = ()) -> None: ...
+    def __eq__(self, other: object) -> bool: ...
+
+class Program:
+    """What one rank does in a collective. Lists are copies; `set_steps` changes a lane."""
+
+    collective: str
+    algorithm: str
+    rank: int
+    world_size: int
+    root: int
+    input_chunks: int
+    output_chunks: int
+    acc_chunks: int
+    window_chunks: int
+    channels: int
+    order: Order
+    groups: list[list[int]]
+    lanes: list[Lane]
+    def __init__(self, other: Program = ...) -> None: ...
+    def steps(self, lane: int = 0) -> list[Step]: ...
+    def set_steps(self, lane: int, steps: Sequence[Step]) -> None: ...
+
+class AlgorithmInfo:
+    """A row of the table of algorithms."""
+
+    @property
+    def collective(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def summary(self) -> str: ...
+    @property
+    def needs_window(self) -> bool:
+        """Works on memory that all ranks share."""
+    @property
+    def min_depth(self) -> int:
+        """FIFO slots without which it deadlocks at some world size."""
+
+class CheckResult:
+    @property
+    def ok(self) -> bool: ...
+    @property
+    def kind(self) -> CheckKind: ...
+    @property
+    def message(self) -> str:
+        """Names rank, lane and step; empty when ok."""
+    def __bool__(self) -> bool: ...
+
+class TraceRow:
+    @property
+    def time(self) -> int:
+        """Longest chain of messages, barriers and reads of peers; 0 is the input."""
+    @property
+    def values(self) -> list[list[float]]:
+        """Of each rank; NaN where it holds nothing yet (all_gather)."""
+
+class Transfer:
+    """One message, or one read of a peer's window."""
+
+    @property
+    def time(self) -> int: ...
+    @property
+    def source(self) -> int: ...
+    @property
+    def destination(self) -> int: ...
+    @property
+    def chunk(self) -> int:
+        """Of the vector that the rows show."""
+    @property
+    def lane(self) -> int: ...
+    @property
+    def text(self) -> str:
+        """The step of the rank that receives or reads."""
+
+class Trace:
+    @property
+    def rows(self) -> list[TraceRow]: ...
+    @property
+    def transfers(self) -> list[Transfer]:
+        """In the order of time."""
+
+def collectives() -> list[str]: ...
+def algorithms(collective: str) -> list[AlgorithmInfo]: ...
+def build_programs(
+    collective: str, algorithm: str, world_size: int, root: int = 0
+) -> list[Program]:
+    """One Program a rank. Raises InvalidArgumentError with the names that exist."""
+
+def validate(program: Program) -> None:
+    """Raises InvalidArgumentError, with rank, lane and step, for an unsafe Program."""
+
+def check(
+    programs: Sequence[Program], depth: int = 2, rounds: int = 3, in_place: bool = True
+) -> CheckResult:
+    """Proves that the Programs of all ranks do what their collective promises.
+
+    `depth`: slots of every FIFO; `rounds`: slices of the longest chunk; `in_place`: input and
+    output are the same memory, which includes the other case.
+    """
+
+def trace(programs: Sequence[Program], inputs: Sequence[Sequence[float]], op: str = "sum") -> Trace:
+    """Runs the Programs on numbers: one slice of every chunk.
+
+    `inputs[rank]` have the same length (reduce_scatter: a multiple of the world size; a barrier
+    ignores them). Ops: sum, avg, product, min, max. Raises InvalidArgumentError for other inputs
+    and for Programs that `check` rejects.
+    """
+
+def chunk_range(count: int, chunks: int, chunk: int, align: int = 1) -> tuple[int, int]:
+    """Elements [begin, end) of a chunk of a vector of `count` elements."""
+
+# ---- kernels ---------------------------------------------------------------------------------
+
+def isas() -> list[str]:
+    """Instruction sets that this CPU and build can run, best last."""
+
+def best_isa() -> str:
+    """The instruction set that collectives use."""
+
+def acc_dtype(dtype: str, op: str) -> str:
+    """Name of the type that partial results of `op` over `dtype` are held in."""
+
+def reduce_local(
+    a: Buffer,
+    b: Buffer,
+    dtype: str,
+    op: str,
+    isa: str,
+    a_acc: bool = False,
+    b_acc: bool = False,
+    out: Buffer | None = None,
+) -> Buffer:
+    """a (+) b as accumulators, from buffers of values, or of accumulators where `*_acc`."""
+
+def widen(src: Buffer, dtype: str, op: str, isa: str, out: Buffer | None = None) -> Buffer:
+    """Values as accumulators, where the two types differ."""
+
+def finish(
+    acc: Buffer, dtype: str, op: str, world_size: int, isa: str, out: Buffer | None = None
+) -> Buffer:
+    """Accumulators as values: AVG divides by `world_size`, then 16-bit types round."""
