@@ -37,12 +37,12 @@ def add_parser(subparsers: Any) -> None:
         help="torch.distributed backend (default: %(default)s)",
     )
     parser.add_argument(
-        "--steps", type=int, default=400, help="length of the schedule (default: %(default)s)"
+        "--steps", type=int, default=500, help="length of the schedule (default: %(default)s)"
     )
     parser.add_argument(
         "--batch",
         type=int,
-        default=32,
+        default=16,
         help="sequences a step over all ranks, rounded up to a multiple of them "
         "(default: %(default)s)",
     )
@@ -125,7 +125,7 @@ def make_job(arguments: argparse.Namespace, started: float) -> Job:
     config = TrainConfig(
         steps=arguments.steps,
         batch=batch,
-        warmup=min(30, arguments.steps),
+        warmup=min(40, arguments.steps),
         seed=arguments.seed,
         until=target,
         stop_after=arguments.stop_after,

@@ -165,8 +165,8 @@ def list_steps(programs: list[Program]) -> str:
     """Each rank's program, lane by lane."""
     lines = []
     for rank, program in enumerate(programs):
-        for lane in range(program.lanes):
-            where = f"rank {rank}" + (f", lane {lane}" if program.lanes > 1 else "")
+        for lane in range(len(program.lanes)):
+            where = f"rank {rank}" + (f", lane {lane}" if len(program.lanes) > 1 else "")
             lines.append(where)
             lines += [f"  {i:>3}  {step}" for i, step in enumerate(program.steps(lane))]
     return "\n".join(lines)

@@ -29,14 +29,14 @@ from pycoll.demo.text import Corpus, Sampler, load_corpus
 class TrainConfig:
     """What is trained, and how. Times are seconds, lengths characters, losses nats a character."""
 
-    steps: int = 400  # the learning-rate schedule ends here
-    batch: int = 32  # sequences a step, over all ranks
+    steps: int = 500  # the learning-rate schedule ends here
+    batch: int = 16  # sequences a step, over all ranks
     length: int = 128
     width: int = 128
     layers: int = 4
     heads: int = 4
     learning_rate: float = 4e-3
-    warmup: int = 30
+    warmup: int = 40
     weight_decay: float = 0.1
     gradient_norm: float = 1.0
     seed: int = 1

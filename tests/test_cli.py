@@ -1,0 +1,240 @@
+"""The `pycoll` command, through its own argument parser."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import subprocess
+import sys
+
+import pytest
+
+from pycoll import _core
+from pycoll.cli import checks, doctor, machine, main
+
+EVERY = [(c, a.name) for c in _core.collectives() for a in _core.algorithms(c)]
+
+
+def output_of(capsys, *arguments):
+    assert main(arguments) == 0
+    return capsys.readouterr().out
+
+
+def rows_of(text):
+    """The cells of a printed table: {step: [vector of each rank]}; a dot is None."""
+    rows = {}
+    for line in text.splitlines():
+        if line.startswith("|") and not line.startswith("|-"):
+            label, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+            rows[label] = cells
+    del rows["step"]
+    return {label: [parse_vector(cell) for cell in cells] for label, cells in rows.items()}
+
+
+def parse_vector(cell):
+    assert cell[0] == "["
+    assert cell[-1] == "]"
+    return [None if x == "." else float(x) for x in cell[1:-1].split(", ") if x]
+
+
+def test_recursive_doubling_is_the_lecture_s_table(capsys):
+    text = output_of(
+        capsys,
+        *("explain", "all_reduce", "--algorithm", "recursive_doubling", "--ranks", "4"),
+        *("--data", "1,2;3,4;5,6;7,8"),
+    )
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert table == [
+        "| step    | rank 0   | rank 1   | rank 2   | rank 3   |",
+        "|---------|----------|----------|----------|----------|",
+        "| initial | [1, 2]   | [3, 4]   | [5, 6]   | [7, 8]   |",
+        "| 1       | [4, 6]   | [4, 6]   | [12, 14] | [12, 14] |",
+        "| 2       | [16, 20] | [16, 20] | [16, 20] | [16, 20] |",
+    ]
+    assert text.splitlines()[-1] == (
+        "checked: every output holds each of 4 contributions once; no deadlock at FIFO depth 1+"
+    )
+    # The default data is the same.
+    arguments = ("explain", "all_reduce", "--algorithm", "recursive_doubling")
+    assert output_of(capsys, *arguments) == text
+
+
+REDUCE = {
+    "sum": math.fsum,
+    "avg": lambda x: math.fsum(x) / len(x),
+    "min": min,
+    "max": max,
+    "product": math.prod,
+}
+
+
+def expected(collective, inputs, op, root):
+    """What each rank's output must be."""
+    ranks = len(inputs)
+    reduced = [REDUCE[op](column) for column in zip(*inputs, strict=True)]
+    share = len(reduced) // ranks
+    return {
+        "all_reduce": [reduced] * ranks,
+        "reduce_scatter": [reduced[r * share : (r + 1) * share] for r in range(ranks)],
+        "all_gather": [[x for row in inputs for x in row]] * ranks,
+        "broadcast": [inputs[root]] * ranks,
+        "barrier": [[]] * ranks,
+    }[collective]
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), EVERY)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize("op", ["sum", "avg", "max"])
+def test_the_last_row_is_the_result(capsys, collective, algorithm, ranks, op):
+    width = 0 if collective == "barrier" else 2 * ranks
+    inputs = [[float((7 * r + 3 * i) % 11) for i in range(width)] for r in range(ranks)]
+    root = ranks - 1 if collective == "broadcast" else 0
+    data = ";".join(",".join(map(str, row)) for row in inputs)
+    text = output_of(
+        capsys,
+        *("explain", collective, "--algorithm", algorithm, "--ranks", str(ranks)),
+        *("--data", data, "--op", op, "--root", str(root)),
+    )
+    rows = rows_of(text)
+    assert next(iter(rows)) == "initial"
+    last = list(rows.values())[-1]
+    for rank, wanted in enumerate(expected(collective, inputs, op, root)):
+        got = last[rank]
+        if collective == "reduce_scatter":  # the row shows what the rank knows of the others' parts
+            share = len(got) // ranks
+            got = got[rank * share : (rank + 1) * share]
+        assert got == pytest.approx(wanted, rel=1e-5)
+    assert text.splitlines()[-1].startswith("checked: ")
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), EVERY)
+def test_defaults_and_the_list_of_steps(capsys, collective, algorithm):
+    arguments = ("explain", collective, "--algorithm", algorithm, "--ranks", "3")
+    text = output_of(capsys, *arguments, "--steps")
+    programs = _core.build_programs(collective, algorithm, 3)
+    for rank, program in enumerate(programs):
+        assert f"rank {rank}" in text
+        for lane in range(len(program.lanes)):
+            for step in program.steps(lane):
+                assert str(step) in text
+    assert rows_of(text) == rows_of(output_of(capsys, *arguments))
+
+
+def test_without_an_algorithm_it_lists_them(capsys):
+    text = output_of(capsys, "explain")
+    for collective, algorithm in EVERY:
+        assert f"\n{collective}\n" in "\n" + text
+        assert f"  {algorithm} " in text
+    text = output_of(capsys, "explain", "all_reduce")
+    assert "ring" in text
+    assert "\nbroadcast\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reasons"),
+    [
+        (["all_redcue"], ["all_redcue", "all_reduce", "broadcast"]),
+        (["all_redcue", "--algorithm", "ring"], ["all_redcue", "all_reduce"]),
+        (["all_reduce", "--algorithm", "rign"], ["rign", "ring", "recursive_doubling"]),
+        (["all_reduce", "--algorithm", "ring", "--ranks", "0"], ["--ranks", "0"]),
+        (["all_reduce", "--algorithm", "ring", "--root", "4"], ["--root", "0 to 3"]),
+        (["all_reduce", "--algorithm", "ring", "--data", "1;2"], ["2 vectors for 4 ranks"]),
+        (["all_reduce", "--algorithm", "ring", "--data", "1;2;x;4"], ["'x'"]),
+        (["all_reduce", "--algorithm", "ring", "--data", "1;2;3;4,5"], ["different lengths"]),
+        (["all_reduce", "--algorithm", "ring", "--plot", "a.pdf"], ["a.pdf", ".png"]),
+    ],
+)
+def test_wrong_names_are_errors_that_list_what_there_is(capsys, arguments, reasons):
+    assert main(["explain", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert not captured.out
+    for reason in reasons:
+        assert reason in captured.err
+
+
+@pytest.mark.parametrize("ranks", [1, 4, 8])
+@pytest.mark.parametrize("algorithm", ["ring", "tree", "recursive_doubling", "two_shot"])
+def test_the_plot_is_a_picture(capsys, tmp_path, algorithm, ranks):
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "new" / "picture.png"
+    arguments = ("--algorithm", algorithm, "--ranks", str(ranks), "--plot", str(file))
+    output_of(capsys, "explain", "all_reduce", *arguments)
+    content = file.read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", content[16:24])
+    assert 400 < width < 3000
+    assert 150 < height < 5000
+
+
+def test_the_doctor_answers(capsys):
+    text = output_of(capsys, "doctor")
+    for section in checks.CHECKS:
+        assert f"\n{section}\n" in "\n" + text
+    report = json.loads(output_of(capsys, "doctor", "--json"))
+    assert set(report) == set(checks.CHECKS)
+    by_name = {f["name"]: f for f in report["build"]}
+    assert by_name["native core"]["state"] == "ok"
+    assert any(f["name"] == "shm" and f["state"] == "ok" for f in report["transports"])
+    sets = next(f for f in report["processors"] if f["name"] == "instruction sets")
+    assert _core.best_isa() in sets["text"]
+
+
+def test_a_broken_check_is_a_finding(monkeypatch, capsys):
+    def broken():
+        raise RuntimeError("no such file")
+
+    monkeypatch.setitem(doctor.CHECKS, "network", broken)
+    assert "this check failed: RuntimeError: no such file" in output_of(capsys, "doctor")
+
+
+def test_what_is_missing_says_what_to_do(monkeypatch, capsys):
+    def refused(*_):
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(machine.os, "memfd_create", refused)
+    monkeypatch.setenv("PYCOLL_ALGOO", "ring")
+    text = " ".join(output_of(capsys, "doctor").split())
+    assert "!! shm memfd_create: [Errno 1] Operation not permitted" in text
+    assert "seccomp" in text
+    assert "PYCOLL_ALGOO 'ring': pycoll reads no such variable" in text
+
+
+def test_the_interface_that_reaches_the_master_is_chosen(monkeypatch):
+    found = machine.interfaces()
+    assert "127.0.0.1" in found["lo"]
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    choice = machine.choose_interface(found)
+    assert (choice.name, "MASTER_ADDR=127.0.0.1" in choice.reason) == ("lo", True)
+    monkeypatch.setenv("PYCOLL_SOCKET_IFNAME", "nosuch0")
+    choice = machine.choose_interface(found)
+    assert not choice.name
+    assert "nosuch0" in choice.reason
+    assert "lo" in choice.reason
+
+
+def test_cgroup_quotas_are_read_in_both_versions(tmp_path):
+    (tmp_path / "self").write_text("0::/a/b\n3:cpu,cpuacct:/c\n2:memory:/d\n")
+    assert machine.cgroup_cpus(tmp_path, str(tmp_path / "self")) is None
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "cpu.max").write_text("150000 100000\n")
+    (tmp_path / "a" / "b" / "cpu.max").write_text("max 100000\n")
+    assert machine.cgroup_cpus(tmp_path, str(tmp_path / "self")) == 1.5
+    (tmp_path / "cpu" / "c").mkdir(parents=True)
+    (tmp_path / "cpu" / "c" / "cpu.cfs_quota_us").write_text("50000\n")
+    (tmp_path / "cpu" / "c" / "cpu.cfs_period_us").write_text("100000\n")
+    assert machine.cgroup_cpus(tmp_path, str(tmp_path / "self")) == 0.5
+
+
+def test_the_command_is_a_module_and_imports_no_plotting():
+    code = (
+        "import sys, pycoll.cli\n"
+        "pycoll.cli.main(['explain', 'all_reduce', '--algorithm', 'ring'])\n"
+        "pycoll.cli.main(['doctor'])\n"
+        "assert 'matplotlib' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+    line = [sys.executable, "-m", "pycoll", "explain", "nosuch"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "all_reduce" in done.stderr
