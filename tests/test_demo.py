@@ -212,6 +212,7 @@ def test_the_report_shows_the_run(tmp_path, alone):
     table = summary(alone, yardsticks, target=1.25, total_seconds=12.0)
     assert f"{alone.validation[-1][1]:.4f}" in table
     assert "1.2500  NOT reached" in table
+    assert "target" not in summary(alone, yardsticks, target=None, total_seconds=12.0)
     plot(alone, yardsticks, tmp_path / "loss.png")
     assert (tmp_path / "loss.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     model = run(replace(SMALL, stop_after=1), text())[1]

@@ -76,9 +76,11 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     started = time.time()
-    for name in ("ranks", "steps", "batch"):
-        if getattr(arguments, name) < 1:
-            raise UsageError(f"--{name} must be at least 1, not {getattr(arguments, name)}")
+    for name in ("ranks", "steps", "batch", "stop_after", "threads"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            option = name.replace("_", "-")
+            raise UsageError(f"--{option} must be at least 1, not {value}")
     for module in ("torch", "tqdm", "matplotlib"):
         require(module)
     job = make_job(arguments, started)
@@ -110,6 +112,7 @@ def make_job(arguments: argparse.Namespace, started: float) -> Job:
     corpus = load_corpus()
     yardsticks = Yardsticks.of(corpus)
     target = min(MOST_NATS, yardsticks.entropy) if arguments.until is None else arguments.until
+    aim = f"validation loss below {target:.4f}" if target else "the end of the schedule"
     batch = -(-arguments.batch // arguments.ranks) * arguments.ranks
     threads = arguments.threads or default_threads(arguments.ranks)
     print(
@@ -117,7 +120,7 @@ def make_job(arguments: argparse.Namespace, started: float) -> Job:
         f"{len(corpus.validation):,} held out (sha256 {corpus.sha256[:12]})\n"
         f"  trigrams   entropy of the held-out text {yardsticks.entropy:.4f} nats a character; "
         f"a trigram model of the training text reaches {yardsticks.fitted:.4f}\n"
-        f"  target     validation loss below {target:.4f}\n"
+        f"  target     {aim}\n"
         f"  ranks      {arguments.ranks} over {arguments.backend}, {threads} "
         f"thread{'s' if threads > 1 else ''} each, {batch} sequences a step in all",
         flush=True,
@@ -127,7 +130,7 @@ def make_job(arguments: argparse.Namespace, started: float) -> Job:
         batch=batch,
         warmup=min(40, arguments.steps),
         seed=arguments.seed,
-        until=target,
+        until=target or None,
         stop_after=arguments.stop_after,
         time_limit=arguments.time_limit,
         checkpoint=arguments.output / "checkpoint.pt",

@@ -68,8 +68,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(str(error)) from error
     print(title(arguments))
     if arguments.steps:
-        print("\n" + list_steps(programs) + "\n")
-    print(table(trace))
+        print(list_steps(programs) + "\n")
+    if arguments.collective == "barrier":
+        print("ranks that are known to have come:\n")
+        print(format_table(arrivals(programs, trace)))
+    else:
+        print(format_table([(row.time, row.values) for row in trace.rows]))
     if arguments.plot:
         draw(trace, arguments)
     verdict, fine = check(programs)
@@ -141,13 +145,13 @@ def title(arguments: argparse.Namespace) -> str:
     return f"{arguments.collective}, {arguments.algorithm}, {ranks}\n"
 
 
-def table(trace: Trace) -> str:
+Rows = list[tuple[int, list[list[float]]]]  # (time, the vector of each rank)
+
+
+def format_table(rows: Rows) -> str:
     """What each rank holds after each step; an element it does not have yet is a dot."""
-    ranks = len(trace.rows[0].values)
-    head = ["step", *(f"rank {rank}" for rank in range(ranks))]
-    body = [
-        [str(row.time) if row.time else "initial", *map(vector, row.values)] for row in trace.rows
-    ]
+    head = ["step", *(f"rank {rank}" for rank in range(len(rows[0][1])))]
+    body = [[str(time) if time else "initial", *map(vector, values)] for time, values in rows]
     widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
 
     def line(cells: list[str]) -> str:
@@ -155,6 +159,27 @@ def table(trace: Trace) -> str:
 
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
     return "\n".join([line(head), rule, *map(line, body)])
+
+
+def arrivals(programs: list[Program], trace: Trace) -> Rows:
+    """A barrier moves no data: its rows are the ranks of which each rank knows that they came.
+
+    News travels with every message; a barrier step in shared memory tells of its whole group.
+    """
+    known = [{rank} for rank in range(len(programs))]
+    rows = [[sorted(k) for k in known]]
+    for time in range(1, max((t.time for t in trace.transfers), default=0) + 1):
+        before = [set(k) for k in known]
+        for transfer in trace.transfers:
+            if transfer.time == time:
+                known[transfer.destination] |= before[transfer.source]
+        rows.append([sorted(k) for k in known])
+    steps = [(r, p, s) for r, p in enumerate(programs) for s in p.steps(0) if s.kind == "barrier"]
+    for rank, program, step in steps:
+        known[rank] |= set(program.groups[step.group])
+    if steps:
+        rows.append([sorted(k) for k in known])
+    return [(time, [list(map(float, v)) for v in values]) for time, values in enumerate(rows)]
 
 
 def vector(values: list[float]) -> str:

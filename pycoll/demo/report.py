@@ -51,10 +51,11 @@ class ProgressBar:
         self.bar.close()
 
 
-def summary(history: History, yardsticks: Yardsticks, target: float, total_seconds: float) -> str:
+def summary(
+    history: History, yardsticks: Yardsticks, target: float | None, total_seconds: float
+) -> str:
     """A table of the run; `total_seconds` includes validation, checkpoints and start-up."""
     steps = len(history.train)
-    reached = "reached" if history.reached else "NOT reached"
     rows = [
         ("backend, ranks", f"{history.backend}, {history.ranks}"),
         ("parameters", f"{history.parameters:,}"),
@@ -70,11 +71,14 @@ def summary(history: History, yardsticks: Yardsticks, target: float, total_secon
     ]
     if history.validation:
         rows.append(("transformer", f"{history.validation[-1][1]:.4f}"))
-    rows.append(("target", f"{target:.4f}  {reached}"))
+    if target is not None:
+        rows.append(("target", f"{target:.4f}  {'reached' if history.reached else 'NOT reached'}"))
     return "\n".join(f"  {name:<22} {value}".rstrip() for name, value in rows)
 
 
-def write_history(history: History, yardsticks: Yardsticks, target: float, path: Path) -> None:
+def write_history(
+    history: History, yardsticks: Yardsticks, target: float | None, path: Path
+) -> None:
     content = asdict(history) | {
         "tokens_per_second": history.tokens_per_second,
         "communication_share": history.communication_share,

@@ -28,7 +28,10 @@ class Job:
 
 
 def work(job: Job) -> bool:
-    """Trains in this rank; rank 0 also shows and writes the results. True: target reached."""
+    """Trains in this rank; rank 0 also shows and writes the results.
+
+    Returns whether the target was reached, True when none was set.
+    """
     torch.set_num_threads(job.threads)
     if job.backend == "pycoll":
         import pycoll  # noqa: F401  registers the backend
@@ -47,7 +50,7 @@ def _train(job: Job, first: bool) -> bool:
     finally:
         bar.close()
     if first:
-        target = job.config.until or 0.0
+        target = job.config.until
         yardsticks = report.Yardsticks.of(corpus)
         report.write_history(history, yardsticks, target, job.output / "history.json")
         report.plot(history, yardsticks, job.output / "loss.png")
@@ -56,7 +59,7 @@ def _train(job: Job, first: bool) -> bool:
         print("  what it writes:\n", flush=True)
         lines = report.sample(model, corpus).splitlines()
         print("\n".join(f"  | {line}" for line in lines), flush=True)
-    return history.reached
+    return history.reached or job.config.until is None
 
 
 def default_threads(ranks: int) -> int:
