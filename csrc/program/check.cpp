@@ -147,8 +147,7 @@ class Verifier {
   std::vector<Expressions::Id> same_;  // of each input chunk, the tree that the first rank used
 };
 
-void prove(std::span<const Program> programs, const RunOptions& options) {
-  Symbols symbols;
+void prove(std::span<const Program> programs, const RunOptions& options, Symbols& symbols) {
   Interpreter<Symbols> run(programs, options, symbols);
   run.run();
   Verifier(programs, run, symbols).verify(options.rounds);
@@ -162,12 +161,13 @@ CheckResult check(std::span<const Program> programs, const CheckOptions& options
          " and ", options.rounds);
   }
   RunOptions run{options.depth, options.rounds, options.in_place, false};
+  Symbols symbols;
   try {
     check_headers(programs);
-    prove(programs, run);
+    prove(programs, run, symbols);
     const Program& first = programs.front();
     run.ragged = first.input_chunks > 1 && first.input_chunks == first.output_chunks;
-    if (run.ragged && options.rounds > 1) prove(programs, run);
+    if (run.ragged && options.rounds > 1) prove(programs, run, symbols);
   } catch (const Fault& fault) {
     return {fault.kind, fault.message};
   }

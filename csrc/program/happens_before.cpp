@@ -24,12 +24,9 @@ void HappensBefore::meet(std::span<const int32_t> processes) {
 
 std::optional<Access> HappensBefore::read(CellHistory& cell, int32_t process, int32_t step) {
   if (!is_before(cell.write, process)) return cell.write;
-  for (Access& earlier : cell.reads) {
-    if (earlier.process != process) continue;
-    earlier = access(process, step);
-    return std::nullopt;
-  }
-  cell.reads.push_back(access(process, step));
+  // Only the last entry is compared: a search would cost as much as the group is large.
+  if (cell.reads.empty() || cell.reads.back().process != process) cell.reads.emplace_back();
+  cell.reads.back() = access(process, step);
   return std::nullopt;
 }
 

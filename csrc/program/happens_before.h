@@ -24,7 +24,7 @@ struct Access {
 // The accesses to one cell that a later one could conflict with.
 struct CellHistory {
   Access write;
-  std::vector<Access> reads;  // since that write, the last of each process
+  std::vector<Access> reads;  // since that write
 };
 
 class HappensBefore {
