@@ -10,9 +10,10 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from pool import RanksFailed, run_ranks, torch_ranks
+from pool import RanksFailed, communicator_ranks, run_ranks, torch_ranks
 
 
 def facts(rank, world_size, directory, factor):
@@ -190,3 +191,14 @@ def sum_with_torch(rank, world_size, factor):
 def test_torch_ranks_makes_the_process_group():
     results = torch_ranks(3, sum_with_torch, 10, backend="gloo")
     assert [result.value for result in results] == [30.0] * 3
+
+
+def sum_without_torch(communicator, factor):
+    array = np.full(3, float(communicator.rank * factor))
+    communicator.all_reduce(array)
+    return array.tolist()
+
+
+def test_communicator_ranks_makes_the_communicator():
+    results = communicator_ranks(3, sum_without_torch, 10)
+    assert [result.value for result in results] == [[30.0] * 3] * 3
