@@ -1,0 +1,266 @@
+// The communicator on NumPy arrays. Checks that need Python's view of an array (dtype names,
+// layout, overlap) are in pycoll/communicator.py; here it is made sure that memory is not overrun
+// whatever comes.
+#include <pybind11/functional.h>
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bind.h"
+#include "core/error.h"
+#include "runtime/communicator.h"
+#include "transport/shm/shm_transport.h"
+
+namespace py = pybind11;
+
+namespace pycoll {
+namespace {
+
+Nanoseconds from_seconds(double seconds) {
+  constexpr double kLongest = 365.0 * 24 * 3600;
+  return std::chrono::duration_cast<Nanoseconds>(
+      std::chrono::duration<double>(std::clamp(seconds, 0.0, kLongest)));
+}
+
+void check_signals() {
+  const py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+// pycoll/store.py's adapter: set(key, bytes), get(key, seconds) -> bytes or None, remove(key).
+class PythonStore final : public Store {
+ public:
+  explicit PythonStore(py::object store) : store_(std::move(store)) {}
+
+  void set(const std::string& key, const std::string& value) override {
+    const py::gil_scoped_acquire gil;
+    store_.attr("set")(key, py::bytes(value));
+  }
+  std::optional<std::string> get(const std::string& key, Nanoseconds timeout) override {
+    const py::gil_scoped_acquire gil;
+    const py::object value = store_.attr("get")(key, to_seconds(timeout));
+    if (value.is_none()) return std::nullopt;
+    return value.cast<py::bytes>();
+  }
+  void remove(const std::string& key) override {
+    const py::gil_scoped_acquire gil;
+    store_.attr("remove")(key);
+  }
+
+ private:
+  py::object store_;
+};
+
+VectorView view_of(const std::vector<py::array>& arrays, uint64_t count, size_t element,
+                   bool writable) {
+  VectorView view;
+  for (const py::array& array : arrays) {
+    if ((array.flags() & py::array::c_style) == 0 || (writable && !array.writeable()) ||
+        static_cast<uint64_t>(array.nbytes()) != count * element) {
+      fail(ErrorKind::invalid_argument, "an array of ", array.nbytes(), " bytes was given where ",
+           count * element, " contiguous", writable ? ", writable" : "", " bytes are needed");
+    }
+    // Inputs are never written: the view serves both.
+    view.blocks.push_back(static_cast<std::byte*>(const_cast<void*>(array.data())));
+  }
+  view.block_count = count;
+  return view;
+}
+
+template <typename Enum>
+Enum parse_enum(const std::string& name, const char* what) {
+  for (int i = 0; i < static_cast<int>(Enum::kCount); ++i) {
+    if (name_of(static_cast<Enum>(i)) == name) return static_cast<Enum>(i);
+  }
+  fail(ErrorKind::invalid_argument, "'", name, "' is no ", what);
+}
+
+struct PyCall {
+  std::string collective;
+  std::vector<py::array> inputs;
+  std::vector<py::array> outputs;
+  std::string dtype;
+  std::string op;
+  uint64_t count;
+  int root;
+  std::string algorithm;
+  std::optional<double> timeout;
+};
+
+CallRequest make_request(const PyCall& call) {
+  CallRequest request;
+  request.collective = parse_enum<Collective>(call.collective, "collective");
+  request.dtype = parse_enum<DType>(call.dtype, "dtype");
+  request.reduce_op = parse_enum<ReduceOp>(call.op, "reduce operation");
+  request.root = call.root;
+  request.count = call.count;
+  request.input = view_of(call.inputs, call.count, size_of(request.dtype), false);
+  request.output = view_of(call.outputs, call.count, size_of(request.dtype), true);
+  request.algorithm = call.algorithm;
+  if (call.timeout) request.timeout = from_seconds(*call.timeout);
+  return request;
+}
+
+// An operation in flight; keeps the arrays alive.
+class PyWork {
+ public:
+  PyWork(std::shared_ptr<Communicator> communicator, std::shared_ptr<Operation> operation,
+         std::vector<py::array> arrays)
+      : communicator_(std::move(communicator)),
+        operation_(std::move(operation)),
+        arrays_(std::move(arrays)) {}
+  ~PyWork() {
+    // Memory must outlive the operation, also when nobody waits for it: it ends, at the latest,
+    // with the group's death after its deadline.
+    const py::gil_scoped_release release;
+    try {
+      communicator_->wait(operation_, std::nullopt, nullptr);
+    } catch (const std::exception&) {
+      // Nobody asked for the result.
+    }
+    communicator_.reset();
+  }
+
+  bool wait(std::optional<double> timeout) {
+    const py::gil_scoped_release release;
+    std::optional<Nanoseconds> limit;
+    if (timeout) limit = from_seconds(*timeout);
+    return communicator_->wait(operation_, limit, check_signals);
+  }
+  bool done() const { return operation_->done(); }
+  uint64_t sequence() const { return operation_->call().sequence; }
+
+ private:
+  std::shared_ptr<Communicator> communicator_;
+  std::shared_ptr<Operation> operation_;
+  std::vector<py::array> arrays_;
+};
+
+class PyCommunicator {
+ public:
+  PyCommunicator(py::object store, int rank, int world_size, const std::string& prefix,
+                 double timeout, const std::map<std::string, std::string>& options,
+                 std::shared_ptr<shm::SegmentMapper> mapper) {
+    PythonStore adapter(std::move(store));
+    BootstrapRequest request{&adapter, prefix, rank, world_size, Config::from_env(), check_signals};
+    apply(options, request.config);
+    const py::gil_scoped_release release;
+    if (mapper == nullptr) mapper = std::make_shared<shm::SegmentMapper>();
+    communicator_ = Communicator::make(
+        request, std::make_unique<shm::ShmConnector>(std::move(mapper)), from_seconds(timeout));
+  }
+  ~PyCommunicator() {
+    const py::gil_scoped_release release;
+    if (communicator_) communicator_->close();
+    communicator_.reset();
+  }
+
+  void run(const PyCall& call) {
+    CallRequest request = make_request(call);
+    const py::gil_scoped_release release;
+    communicator_->run(std::move(request), check_signals);
+  }
+  std::unique_ptr<PyWork> submit(const PyCall& call) {
+    auto operation = communicator_->submit(make_request(call));
+    std::vector<py::array> arrays = call.inputs;
+    arrays.insert(arrays.end(), call.outputs.begin(), call.outputs.end());
+    return std::make_unique<PyWork>(communicator_, std::move(operation), std::move(arrays));
+  }
+  void close() {
+    const py::gil_scoped_release release;
+    communicator_->close();
+  }
+  Communicator& core() const { return *communicator_; }
+
+ private:
+  static void apply(const std::map<std::string, std::string>& options, Config& config) {
+    for (const auto& [name, value] : options) {
+      bool known = false;
+      for (const ConfigVariable& variable : config_variables()) {
+        if (variable.name != name) continue;
+        variable.parse(config, value);
+        known = true;
+      }
+      if (!known) fail(ErrorKind::invalid_argument, "'", name, "' is no variable of pycoll");
+    }
+  }
+
+  std::shared_ptr<Communicator> communicator_;
+};
+
+// (name, value in force, default, help, must be equal on all ranks)
+std::vector<std::tuple<std::string, std::string, std::string, std::string, bool>> show_config() {
+  const Config in_force = Config::from_env();
+  const Config defaults;
+  std::vector<std::tuple<std::string, std::string, std::string, std::string, bool>> rows;
+  for (const ConfigVariable& variable : config_variables()) {
+    rows.emplace_back(variable.name, variable.show(in_force), variable.show(defaults),
+                      variable.help, variable.agreed);
+  }
+  return rows;
+}
+
+}  // namespace
+
+void bind_communicator(py::module_& m) {
+  py::class_<PyCall>(m, "Call").def(
+      py::init([](std::string collective, std::vector<py::array> inputs,
+                  std::vector<py::array> outputs, std::string dtype, std::string op, uint64_t count,
+                  int root, std::string algorithm, std::optional<double> timeout) {
+        return PyCall{std::move(collective),
+                      std::move(inputs),
+                      std::move(outputs),
+                      std::move(dtype),
+                      std::move(op),
+                      count,
+                      root,
+                      std::move(algorithm),
+                      timeout};
+      }),
+      py::kw_only(), py::arg("collective"), py::arg("inputs"), py::arg("outputs"), py::arg("dtype"),
+      py::arg("op"), py::arg("count"), py::arg("root"), py::arg("algorithm"), py::arg("timeout"));
+
+  py::class_<PyWork>(m, "WorkCore")
+      .def("wait", &PyWork::wait, py::arg("timeout") = py::none())
+      .def("done", &PyWork::done)
+      .def_property_readonly("sequence", &PyWork::sequence);
+
+  py::class_<shm::SegmentMapper, std::shared_ptr<shm::SegmentMapper>>(m, "SegmentMapper")
+      .def(py::init<bool>(), py::arg("one_mapping_a_segment"));
+
+  py::class_<PyCommunicator>(m, "CommunicatorCore")
+      .def(py::init<py::object, int, int, const std::string&, double,
+                    const std::map<std::string, std::string>&,
+                    std::shared_ptr<shm::SegmentMapper>>(),
+           py::kw_only(), py::arg("store"), py::arg("rank"), py::arg("world_size"),
+           py::arg("prefix"), py::arg("timeout"), py::arg("options"),
+           py::arg("mapper") = std::shared_ptr<shm::SegmentMapper>())
+      .def("run", &PyCommunicator::run)
+      .def("submit", &PyCommunicator::submit)
+      .def("close", &PyCommunicator::close)
+      .def("abort", [](PyCommunicator& c, const std::string& why) { c.core().abort(why); })
+      .def("dead", [](PyCommunicator& c) { return c.core().dead(); })
+      .def("sequence", [](PyCommunicator& c) { return c.core().sequence(); })
+      .def("transport", [](PyCommunicator& c) { return c.core().transport_name(); })
+      .def("algorithm_for",
+           [](PyCommunicator& c, const std::string& collective, uint64_t bytes) {
+             const auto which = parse_enum<Collective>(collective, "collective");
+             return std::string(c.core().algorithm_for(which, bytes).name);
+           })
+      .def("override_program",
+           [](PyCommunicator& c, const Program& program) { c.core().override_program(program); });
+
+  m.def("config_variables", &show_config,
+        "Rows (name, value in force, default, help, must be equal on all ranks).");
+  m.def("shm_unavailable", &shm::why_unavailable,
+        "Why shared memory cannot be used by this process; empty when it can.");
+  m.def("host_identity", &shm::host_identity);
+  m.def("available_cpus", &available_cpus);
+  m.def("dtype_size",
+        [](const std::string& name) { return size_of(parse_enum<DType>(name, "dtype")); });
+}
+
+}  // namespace pycoll

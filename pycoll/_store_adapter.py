@@ -1,0 +1,57 @@
+"""What pycoll's bootstrap needs of a store, over the stores there are."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import timedelta
+from typing import Any, Protocol
+
+
+class BootstrapStore(Protocol):
+    """set, get that waits and returns None when the key did not come, and remove (best effort)."""
+
+    def set(self, key: str, value: bytes) -> None: ...
+    def get(self, key: str, timeout: float) -> bytes | None: ...
+    def remove(self, key: str) -> None: ...
+
+
+class _AnyStore:
+    """Over pycoll.FileStore and whatever has ``set(key, bytes)`` and ``get(key, timeout=seconds)``."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def set(self, key: str, value: bytes) -> None:
+        self._store.set(key, value)
+
+    def get(self, key: str, timeout: float) -> bytes | None:
+        try:
+            return bytes(self._store.get(key, timeout=timeout))
+        except TimeoutError:
+            return None
+
+    def remove(self, key: str) -> None:
+        delete = getattr(self._store, "delete_key", None)
+        if delete is not None:
+            with contextlib.suppress(Exception):  # a store that cannot delete keeps the key
+                delete(key)
+
+
+class _TorchStore(_AnyStore):
+    """Over torch.distributed.Store, whose get() waits for the store's own timeout."""
+
+    def get(self, key: str, timeout: float) -> bytes | None:
+        try:
+            self._store.wait([key], timedelta(seconds=max(timeout, 0.001)))
+        except RuntimeError as error:  # torch.distributed.DistStoreError, by text since it has no code
+            if "timeout" in str(error).lower():
+                return None
+            raise
+        return bytes(self._store.get(key))
+
+
+def adapt_store(store: Any) -> BootstrapStore:
+    """Wraps a torch Store, a pycoll.FileStore, or an object with the same methods."""
+    if hasattr(store, "wait") and hasattr(store, "set_timeout"):
+        return _TorchStore(store)
+    return _AnyStore(store)
