@@ -37,7 +37,7 @@ def add_parser(subparsers: Any) -> None:
         help="torch.distributed backend (default: %(default)s)",
     )
     parser.add_argument(
-        "--steps", type=int, default=500, help="length of the schedule (default: %(default)s)"
+        "--steps", type=int, default=600, help="length of the schedule (default: %(default)s)"
     )
     parser.add_argument(
         "--batch",

@@ -61,7 +61,7 @@ def summary(
         ("parameters", f"{history.parameters:,}"),
         ("steps, characters", f"{steps}, {history.tokens:,}"),
         ("speed", f"{history.tokens_per_second:,.0f} characters/s"),
-        ("training, in all", f"{history.seconds:.1f} s, {total_seconds:.1f} s"),
+        ("training time", f"{history.seconds:.1f} s, with everything {total_seconds:.1f} s"),
         ("waiting for gradients", f"{history.communication_share:.1%} of training"),
         ("", ""),
         ("nats a character", "on the validation text"),
@@ -131,9 +131,10 @@ def plot(history: History, yardsticks: Yardsticks, path: Path) -> None:
     plt.close(figure)
 
 
+PROMPT = "The expression "
+
+
 def sample(model: CharTransformer, corpus: Corpus, count: int = 320, seed: int = 1) -> str:
-    """`count` characters that the model writes after the first line of the validation text."""
+    """The prompt and `count` characters that the model continues it with."""
     generator = torch.Generator().manual_seed(seed)
-    start = corpus.decode(corpus.validation[:200]).find("\n\n") + 2
-    prompt = corpus.validation[start : start + 40]
-    return corpus.decode(model.sample(prompt, count, generator))
+    return corpus.decode(model.sample(corpus.encode(PROMPT), count, generator))

@@ -29,7 +29,7 @@ from pycoll.demo.text import Corpus, Sampler, load_corpus
 class TrainConfig:
     """What is trained, and how. Times are seconds, lengths characters, losses nats a character."""
 
-    steps: int = 500  # the learning-rate schedule ends here
+    steps: int = 600  # the learning-rate schedule ends here
     batch: int = 16  # sequences a step, over all ranks
     length: int = 128
     width: int = 128
