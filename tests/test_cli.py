@@ -200,6 +200,16 @@ def test_what_is_missing_says_what_to_do(monkeypatch, capsys):
     assert "PYCOLL_ALGOO 'ring': pycoll reads no such variable" in text
 
 
+def test_the_doctor_shows_the_variables_in_force(monkeypatch, capsys):
+    monkeypatch.setenv("PYCOLL_FIFO_DEPTH", "8")
+    text = " ".join(output_of(capsys, "doctor").split())
+    assert "PYCOLL_FIFO_DEPTH 8 (default: 4): " in text
+    monkeypatch.setenv("PYCOLL_FIFO_DEPTH", "many")
+    text = " ".join(output_of(capsys, "doctor").split())
+    assert "!! PYCOLL_FIFO_DEPTH" in text
+    assert "many" in text, "the refusal names the value"
+
+
 def test_the_interface_that_reaches_the_master_is_chosen(monkeypatch):
     found = machine.interfaces()
     assert "127.0.0.1" in found["lo"]

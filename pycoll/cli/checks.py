@@ -91,6 +91,10 @@ def torch_modules() -> list[Finding]:
 
 def transports() -> list[Finding]:
     problems = machine.shared_memory_problems()
+    module = core()
+    # What the transport itself says is what counts; the probe says which part it is.
+    if module is not None and hasattr(module, "shm_unavailable") and module.shm_unavailable():
+        problems.insert(0, module.shm_unavailable())
     if problems:
         advice = (
             "ranks of this machine cannot share memory; look at the container's seccomp "
@@ -175,25 +179,36 @@ def network() -> list[Finding]:
 
 def environment() -> list[Finding]:
     """Variables of pycoll: those that are known, and those that are set but unknown."""
-    module = core()
-    known: dict[str, Finding] = {}
-    if module is not None and hasattr(module, "config_variables"):
-        for name, value, default, doc in module.config_variables():
-            text = f"{value or '(empty)'}"
-            if value != default:
-                text += f" (default: {default or '(empty)'})"
-            known[name] = Finding(name, State.info, f"{text}: {doc}")
-    known["PYCOLL_TORCH"] = Finding(
-        "PYCOLL_TORCH",
-        State.info,
-        f"{os.environ.get('PYCOLL_TORCH', '1')}: 0 keeps `import pycoll` from importing torch",
-    )
+    known = {finding.name: finding for finding in native_variables()}
+    text = f"{os.environ.get('PYCOLL_TORCH', '1')}: 0 keeps `import pycoll` from importing torch"
+    known["PYCOLL_TORCH"] = Finding("PYCOLL_TORCH", State.info, text)
     unknown = [
         Finding(name, State.missing, f"{value!r}: pycoll reads no such variable", "check spelling")
         for name, value in sorted(os.environ.items())
         if name.startswith("PYCOLL_") and name not in known
     ]
     return [*known.values(), *unknown]
+
+
+def native_variables() -> list[Finding]:
+    """The native core's variables; a value that it refuses is a finding with its reason."""
+    module = core()
+    if module is None or not hasattr(module, "config_variables"):
+        return []
+    try:
+        rows = module.config_variables()
+    except module.Error as error:
+        # The message names the variable, its value and what is allowed.
+        refused = next((n for n in os.environ if n.startswith("PYCOLL_") and n in str(error)), "")
+        return [Finding(refused or "variables", State.missing, str(error))]
+    findings = []
+    for name, value, default, doc, agreed in rows:
+        text = value or "not set"
+        if value != default:
+            text += f" (default: {default or 'not set'})"
+        text += f": {doc}" + ("; the same on all ranks" if agreed else "")
+        findings.append(Finding(name, State.info, text))
+    return findings
 
 
 def ranges(numbers: Iterable[int]) -> str:
