@@ -5,6 +5,8 @@ The oracle of every trace is NumPy on the whole vectors; it knows nothing of chu
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -44,7 +46,7 @@ def test_chunks_cut_a_vector_without_gap_or_overlap(count: int, chunks: int, ali
     ranges = [_core.chunk_range(count, chunks, k, align) for k in range(chunks)]
     assert ranges[0][0] == 0
     assert ranges[-1][1] == count
-    for (_, end), (begin, _) in zip(ranges, ranges[1:], strict=False):
+    for (_, end), (begin, _) in itertools.pairwise(ranges):
         assert begin == end
     sizes = [end - begin for begin, end in ranges]
     assert sizes == sorted(sizes, reverse=True), "only the last chunks may be shorter"

@@ -1,5 +1,6 @@
 #include "program/check.h"
 
+#include <array>
 #include <unordered_set>
 
 #include "core/error.h"
@@ -8,6 +9,11 @@
 
 namespace pycoll {
 namespace {
+
+using namespace prover;
+
+constexpr std::array<std::string_view, 8> kKinds{
+    "ok", "invalid", "deadlock", "wrong_result", "wrong_order", "race", "leftover", "mismatch"};
 
 // The interpreter's Domain of symbols.
 class Symbols {
@@ -154,6 +160,10 @@ void prove(std::span<const Program> programs, const RunOptions& options, Symbols
 }
 
 }  // namespace
+
+std::string_view name_of(CheckKind kind) {
+  return kKinds[static_cast<size_t>(kind)];
+}
 
 CheckResult check(std::span<const Program> programs, const CheckOptions& options) {
   if (options.depth < 1 || options.rounds < 1) {

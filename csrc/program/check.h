@@ -5,11 +5,24 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "program/program.h"
-#include "program/wiring.h"
 
 namespace pycoll {
+
+enum class CheckKind {
+  ok,
+  invalid,       // no Program, or Programs of different things
+  deadlock,      // some lanes wait for ever
+  wrong_result,  // an output does not hold what the collective promises
+  wrong_order,   // the right contributions, combined in another order than promised
+  race,          // memory is read or overwritten without an order that makes it safe
+  leftover,      // a message that nobody receives
+  mismatch,      // sender and receiver disagree on what a message is
+};
+
+std::string_view name_of(CheckKind kind);
 
 struct CheckOptions {
   int32_t depth = 2;     // slots of every FIFO

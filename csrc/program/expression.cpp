@@ -5,7 +5,7 @@
 
 #include "core/error.h"
 
-namespace pycoll {
+namespace pycoll::prover {
 namespace {
 
 constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
@@ -152,4 +152,4 @@ std::string Expressions::to_string(Id id) const {
   return concat("(", to_string(nodes_[id].left), " + ", to_string(nodes_[id].right), ")");
 }
 
-}  // namespace pycoll
+}  // namespace pycoll::prover

@@ -9,7 +9,7 @@
 
 #include "program/program.h"
 
-namespace pycoll {
+namespace pycoll::prover {
 
 class Expressions {
  public:
@@ -53,4 +53,4 @@ class Expressions {
   std::vector<Id> table_;  // open addressing, a power of two, kNone: free
 };
 
-}  // namespace pycoll
+}  // namespace pycoll::prover

@@ -1,8 +1,9 @@
 #include "program/happens_before.h"
 
 #include <algorithm>
+#include <utility>
 
-namespace pycoll {
+namespace pycoll::prover {
 namespace {
 
 void join_into(Clock& clock, const Clock& other) {
@@ -16,10 +17,10 @@ void HappensBefore::join(int32_t process, const ClockRef& other) {
   if (other) join_into(clock(process), *other);
 }
 
-void HappensBefore::meet(std::span<const int32_t> processes) {
+ClockRef latest(std::span<const ClockRef> clocks) {
   Clock all;
-  for (int32_t process : processes) join_into(all, clock(process));
-  for (int32_t process : processes) clock(process) = all;
+  for (const ClockRef& clock : clocks) join_into(all, *clock);
+  return std::make_shared<const Clock>(std::move(all));
 }
 
 std::optional<Access> HappensBefore::read(CellHistory& cell, int32_t process, int32_t step) {
@@ -65,4 +66,4 @@ std::optional<int32_t> Arrivals::leave(const HappensBefore& order, int32_t rank,
   return std::nullopt;
 }
 
-}  // namespace pycoll
+}  // namespace pycoll::prover

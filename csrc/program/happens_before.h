@@ -9,10 +9,13 @@
 #include <span>
 #include <vector>
 
-namespace pycoll {
+namespace pycoll::prover {
 
 using Clock = std::vector<uint32_t>;
 using ClockRef = std::shared_ptr<const Clock>;
+
+// What is known when all of these are.
+ClockRef latest(std::span<const ClockRef> clocks);
 
 // One access: which process, at which of its times, in which of its steps.
 struct Access {
@@ -40,9 +43,6 @@ class HappensBefore {
 
   // All that `other` knows happened before the process goes on. Null: an edge from nowhere.
   void join(int32_t process, const ClockRef& other);
-
-  // A barrier: everybody knows what anybody knew.
-  void meet(std::span<const int32_t> processes);
 
   uint32_t time_of(int32_t process, int32_t seen_by) const {
     return clocks_[static_cast<size_t>(seen_by)][static_cast<size_t>(process)];
@@ -93,4 +93,4 @@ class Arrivals {
   std::vector<RankRound> cells_;
 };
 
-}  // namespace pycoll
+}  // namespace pycoll::prover

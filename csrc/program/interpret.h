@@ -15,13 +15,14 @@
 #include <algorithm>
 #include <deque>
 #include <optional>
+#include <utility>
 
 #include "core/error.h"
 #include "program/happens_before.h"
 #include "program/memory.h"
 #include "program/wiring.h"
 
-namespace pycoll {
+namespace pycoll::prover {
 
 struct RunOptions {
   int32_t depth = 2;
@@ -70,7 +71,9 @@ class Interpreter {
         memory_(programs, options.rounds, options.in_place),
         states_(wiring_.processes.size()),
         fifos_(wiring_.fifos.size(), Fifo(options.depth)),
-        arrived_(wiring_.barriers.size()),
+        announcements_(wiring_.processes.size()),
+        watchers_(wiring_.processes.size()),
+        meetings_(wiring_.barriers.size()),
         is_barrier_(programs.front().collective == Collective::barrier) {
     if (is_barrier_ || memory_.needs_order()) order_.emplace(states_.size());
     if (is_barrier_) arrivals_.emplace(wiring_.lanes_of_rank, options.rounds);
@@ -120,6 +123,10 @@ class Interpreter {
     bool full() const { return sent - received == slots.size(); }
     Slot& head() { return slots[received % slots.size()]; }
     Slot& tail() { return slots[sent % slots.size()]; }
+  };
+  struct Announcement {
+    uint32_t time = 0;
+    ClockRef clock;
   };
   // A step that is being executed.
   struct Turn {
@@ -197,27 +204,53 @@ class Interpreter {
     ready_.push_back(process);
   }
 
+  // A barrier announces its number, then waits until every member has announced that number or a
+  // later one. What a member does after its announcement is not ordered by it.
   bool meet(const Turn& turn) {
-    const size_t index = static_cast<size_t>(turn.wired.barrier);
-    const BarrierMembers& members = wiring_.barriers[index];
-    if (order_) order_->tick(turn.process);
-    if (++arrived_[index] < members.processes.size()) {
-      return wait(turn.state, Wait::barrier, turn.wired.barrier);
+    ProcessState& state = turn.state;
+    const size_t number = static_cast<size_t>(state.barriers);
+    if (!state.announced) announce(turn.process, state);
+    const BarrierMembers& members = wiring_.barriers[static_cast<size_t>(turn.wired.barrier)];
+    for (; state.arrived < members.processes.size(); ++state.arrived) {
+      const int32_t member = members.processes[state.arrived];
+      if (member >= 0 && announcements_[static_cast<size_t>(member)].size() > number) continue;
+      if (member >= 0) watchers_[static_cast<size_t>(member)].push_back(turn.process);
+      return wait(state, Wait::barrier, turn.wired.barrier);
     }
-    arrived_[index] = 0;
-    uint32_t slowest = 0;
-    for (int32_t member : members.processes) {
-      slowest = std::max(slowest, states_[static_cast<size_t>(member)].time);
-    }
-    if (order_) order_->meet(members.processes);
-    for (int32_t member : members.processes) {
-      ProcessState& state = states_[static_cast<size_t>(member)];
-      state.time = slowest + 1;
-      if (member == turn.process) continue;
-      ++state.next_step;
-      wake(member, Wait::barrier, turn.wired.barrier);
-    }
+    const Announcement& meeting = meeting_of(turn.wired.barrier, number);
+    if (order_) order_->join(turn.process, meeting.clock);
+    state.time = meeting.time + 1;
+    state.announced = false;
+    ++state.barriers;
     return true;
+  }
+
+  void announce(int32_t process, ProcessState& state) {
+    const size_t index = static_cast<size_t>(process);
+    if (order_) order_->tick(process);
+    announcements_[index].push_back({state.time, order_ ? order_->snapshot(process) : nullptr});
+    state.announced = true;
+    state.arrived = 0;
+    for (int32_t watcher : std::exchange(watchers_[index], {})) {
+      wake(watcher, Wait::barrier, states_[static_cast<size_t>(watcher)].waits_for);
+    }
+  }
+
+  // The latest of the announcements that a barrier waits for; all its members use the same.
+  const Announcement& meeting_of(int32_t barrier, size_t number) {
+    auto& meetings = meetings_[static_cast<size_t>(barrier)];
+    if (meetings.size() <= number) meetings.resize(number + 1);
+    std::optional<Announcement>& meeting = meetings[number];
+    if (meeting) return *meeting;
+    meeting.emplace();
+    std::vector<ClockRef> clocks;
+    for (int32_t member : wiring_.barriers[static_cast<size_t>(barrier)].processes) {
+      const Announcement& one = announcements_[static_cast<size_t>(member)][number];
+      meeting->time = std::max(meeting->time, one.time);
+      clocks.push_back(one.clock);
+    }
+    if (order_) meeting->clock = latest(clocks);
+    return *meeting;
   }
 
   // Everything but a barrier; message and slot are there.
@@ -434,11 +467,13 @@ class Interpreter {
   Memory<Value> memory_;
   std::vector<ProcessState> states_;
   std::vector<Fifo> fifos_;
-  std::vector<size_t> arrived_;  // members in each barrier
+  std::vector<std::vector<Announcement>> announcements_;  // of each process, at its barriers
+  std::vector<std::vector<int32_t>> watchers_;            // processes that wait for its next one
+  std::vector<std::vector<std::optional<Announcement>>> meetings_;  // of each barrier
   std::deque<int32_t> ready_;
   bool is_barrier_;
   std::optional<HappensBefore> order_;
   std::optional<Arrivals> arrivals_;
 };
 
-}  // namespace pycoll
+}  // namespace pycoll::prover

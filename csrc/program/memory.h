@@ -9,7 +9,7 @@
 #include "program/happens_before.h"
 #include "program/wiring.h"
 
-namespace pycoll {
+namespace pycoll::prover {
 
 // How a value is represented, and what may be done with it.
 enum class Form : uint8_t {
@@ -110,4 +110,4 @@ class Memory {
   bool needs_order_ = false;
 };
 
-}  // namespace pycoll
+}  // namespace pycoll::prover

@@ -11,6 +11,8 @@
 namespace pycoll {
 namespace {
 
+using namespace prover;
+
 using Vector = std::vector<double>;
 
 double apply(ReduceOp op, double a, double b) {

@@ -1,18 +1,14 @@
 #include "program/wiring.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <unordered_map>
 #include <utility>
 
 #include "core/error.h"
 
-namespace pycoll {
+namespace pycoll::prover {
 namespace {
-
-constexpr std::array<std::string_view, 8> kKinds{
-    "ok", "invalid", "deadlock", "wrong_result", "wrong_order", "race", "leftover", "mismatch"};
 
 class Wirer {
  public:
@@ -87,8 +83,7 @@ class Wirer {
 
 // What the process waits for, in words, and the process that would have to move: -1 when no process
 // ever would.
-std::pair<std::string, int32_t> blocker(const Wiring& wiring, const ProcessState& state,
-                                        std::span<const ProcessState> states) {
+std::pair<std::string, int32_t> blocker(const Wiring& wiring, const ProcessState& state) {
   const size_t index = static_cast<size_t>(state.waits_for);
   if (state.wait == Wait::message) {
     const FifoEnds& fifo = wiring.fifos[index];
@@ -101,21 +96,11 @@ std::pair<std::string, int32_t> blocker(const Wiring& wiring, const ProcessState
             fifo.receiver};
   }
   const BarrierMembers& barrier = wiring.barriers[index];
-  for (size_t i = 0; i < barrier.ranks.size(); ++i) {
-    const int32_t process = barrier.processes[i];
-    const bool is_there = process >= 0 &&
-                          states[static_cast<size_t>(process)].wait == Wait::barrier &&
-                          states[static_cast<size_t>(process)].waits_for == state.waits_for;
-    if (!is_there) return {concat("waits in a barrier for rank ", barrier.ranks[i]), process};
-  }
-  return {"waits in a barrier", -1};
+  return {concat("waits in a barrier for rank ", barrier.ranks[state.arrived]),
+          barrier.processes[state.arrived]};
 }
 
 }  // namespace
-
-std::string_view name_of(CheckKind kind) {
-  return kKinds[static_cast<size_t>(kind)];
-}
 
 const Program& Wiring::program_of(int32_t process) const {
   return programs[static_cast<size_t>(processes[static_cast<size_t>(process)].rank)];
@@ -191,7 +176,7 @@ std::string describe_deadlock(const Wiring& wiring, std::span<const ProcessState
   std::vector<std::string> reasons;
   while (std::find(path.begin(), path.end(), process) == path.end()) {
     const ProcessState& state = states[static_cast<size_t>(process)];
-    auto [reason, next] = blocker(wiring, state, states);
+    auto [reason, next] = blocker(wiring, state);
     path.push_back(process);
     reasons.push_back(wiring.describe(process, state.next_step) + " " + reason);
     if (next < 0 || states[static_cast<size_t>(next)].done) {
@@ -220,4 +205,4 @@ std::string describe_deadlock(const Wiring& wiring, std::span<const ProcessState
   return text;
 }
 
-}  // namespace pycoll
+}  // namespace pycoll::prover

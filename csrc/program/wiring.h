@@ -7,22 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "program/check.h"
 #include "program/program.h"
 
-namespace pycoll {
-
-enum class CheckKind {
-  ok,
-  invalid,       // no Program, or Programs of different things
-  deadlock,      // some lanes wait for ever
-  wrong_result,  // an output does not hold what the collective promises
-  wrong_order,   // the right contributions, combined in another order than promised
-  race,          // memory is read or overwritten without an order that makes it safe
-  leftover,      // a message that nobody receives
-  mismatch,      // sender and receiver disagree on what a message is
-};
-
-std::string_view name_of(CheckKind kind);
+namespace pycoll::prover {
 
 // Thrown inside the interpreter, never across its callers' interfaces.
 struct Fault {
@@ -52,6 +40,7 @@ struct FifoEnds {
   int32_t receiver = -1;  // process
 };
 
+// A group as one lane of its members sees it.
 struct BarrierMembers {
   std::vector<int32_t> ranks;
   std::vector<int32_t> processes;  // -1 where a member has no such lane
@@ -93,10 +82,13 @@ struct ProcessState {
   bool done = false;
   Wait wait = Wait::nothing;
   int32_t waits_for = -1;  // index of the FIFO or the barrier
+  bool announced = false;  // its arrival at the barrier that is its next step
+  int32_t barriers = 0;    // that it has passed
+  size_t arrived = 0;      // members of that barrier's group that it knows to have come
 };
 
 // Follows who waits for whom from the first process that is stuck: a cycle, or a chain to a process
 // that has finished.
 std::string describe_deadlock(const Wiring& wiring, std::span<const ProcessState> states);
 
-}  // namespace pycoll
+}  // namespace pycoll::prover

@@ -1,0 +1,568 @@
+"""The prover: it accepts every algorithm, and rejects Programs that are broken on purpose.
+
+Each broken Program breaks one promise; the test names the kind of fault that must be found, and
+every message must name the rank, the lane and the step.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from pycoll import _core
+from pycoll._core import Lane, Program, Ref, Step
+
+ROWS = [(c, a) for c in _core.collectives() for a in _core.algorithms(c)]
+ROW_IDS = [f"{c}-{a.name}" for c, a in ROWS]
+PLACE = r"rank \d+, lane \d+, step \d+ \("
+
+Rows = pytest.mark.parametrize(("collective", "row"), ROWS, ids=ROW_IDS)
+
+
+# ---- accepted --------------------------------------------------------------------------------
+
+
+@Rows
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_every_world_size_to_64(collective: str, row: _core.AlgorithmInfo, rounds: int) -> None:
+    for world_size in range(1, 65):
+        roots = {0, world_size // 2, world_size - 1} if collective == "broadcast" else {0}
+        for root in roots:
+            programs = _core.build_programs(collective, row.name, world_size, root)
+            for depth in {row.min_depth, 2, 3, 4}:
+                result = _core.check(programs, depth=depth, rounds=rounds)
+                assert result.ok, (world_size, depth, result)
+                assert result.kind == "ok"
+                assert result.message == ""
+
+
+@Rows
+@pytest.mark.parametrize("world_size", [65, 100, 127, 128, 255, 1024])
+def test_large_worlds(collective: str, row: _core.AlgorithmInfo, world_size: int) -> None:
+    result = _core.check(
+        _core.build_programs(collective, row.name, world_size), depth=row.min_depth
+    )
+    assert result.ok, result
+
+
+@Rows
+def test_many_rounds_and_separate_memory(collective: str, row: _core.AlgorithmInfo) -> None:
+    for world_size in (2, 3, 4, 7, 12):
+        programs = _core.build_programs(collective, row.name, world_size)
+        for rounds in (2, 4, 9):
+            assert _core.check(programs, row.min_depth, rounds, in_place=False).ok
+            assert _core.check(programs, row.min_depth, rounds, in_place=True).ok
+
+
+@Rows
+def test_min_depth_is_exact(collective: str, row: _core.AlgorithmInfo) -> None:
+    assert row.min_depth in (1, 2)
+    kinds = {
+        _core.check(_core.build_programs(collective, row.name, w), depth=1).kind
+        for w in range(2, 10)
+    }
+    assert kinds <= {"ok", "deadlock"}
+    assert ("deadlock" in kinds) == (row.min_depth == 2)
+
+
+@pytest.mark.parametrize("world_size", range(2, 9))
+def test_ring_at_depth_one_names_the_cycle(world_size: int) -> None:
+    result = _core.check(_core.build_programs("all_reduce", "ring", world_size), depth=1)
+    assert result.kind == "deadlock"
+    assert len(re.findall(PLACE, result.message)) == min(world_size, 8)
+    assert "waits for a free slot to rank 1" in result.message
+    if world_size < 8:
+        assert result.message.endswith("which waits for rank 0 again")
+
+
+# ---- broken on purpose -----------------------------------------------------------------------
+
+
+def build(collective: str, algorithm: str, world_size: int) -> list[Program]:
+    return _core.build_programs(collective, algorithm, world_size)
+
+
+def edit(program: Program, change: Callable[[list[Step]], object], lane: int = 0) -> None:
+    """Applies `change` to the list of steps of a lane."""
+    steps = program.steps(lane)
+    change(steps)
+    program.set_steps(lane, steps)
+
+
+def rejected(
+    programs: Sequence[Program], kinds: str | set[str], *texts: str, **options: int
+) -> _core.CheckResult:
+    result = _core.check(programs, **options)  # type: ignore[arg-type]
+    assert not result.ok
+    assert result.kind in ({kinds} if isinstance(kinds, str) else kinds), result
+    assert re.search(PLACE, result.message), result
+    for text in texts:
+        assert text in result.message, result
+    return result
+
+
+def message_step(kind: str, **attributes: object) -> Step:
+    step = Step(kind)  # type: ignore[arg-type]
+    for name, value in attributes.items():
+        setattr(step, name, value)
+    return step
+
+
+@Rows
+def test_any_dropped_step(collective: str, row: _core.AlgorithmInfo) -> None:
+    for world_size in (2, 3, 4, 5):
+        for rank in range(world_size):
+            pristine = build(collective, row.name, world_size)
+            for lane in range(len(pristine[rank].lanes)):
+                for index in range(len(pristine[rank].steps(lane))):
+                    programs = build(collective, row.name, world_size)
+                    edit(programs[rank], lambda s, i=index: s.pop(i), lane)
+                    result = _core.check(programs)
+                    assert not result.ok, (world_size, rank, lane, index)
+                    assert result.kind not in ("invalid", "wrong_order")
+                    if not programs[rank].steps(lane) or "no step writes" in result.message:
+                        assert f"rank {rank}" in result.message
+                    else:
+                        assert re.search(PLACE, result.message), result
+
+
+@Rows
+def test_any_step_done_twice(collective: str, row: _core.AlgorithmInfo) -> None:
+    def harmless(step: Step) -> bool:
+        # The same result is stored once more, unless it replaced its own operand (in place).
+        in_place = step.src.space == "input" and step.dst.space == "output"
+        return step.kind in ("copy", "copy_from") or (step.kind == "reduce_from" and not in_place)
+
+    for rank in range(4):
+        pristine = build(collective, row.name, 4)
+        for lane in range(len(pristine[rank].lanes)):
+            for index, step in enumerate(pristine[rank].steps(lane)):
+                programs = build(collective, row.name, 4)
+                edit(programs[rank], lambda s, i=index: s.insert(i, s[i]), lane)
+                result = _core.check(programs)
+                assert result.ok == harmless(step), (rank, lane, index, result)
+
+
+def test_swapped_chunk_of_a_message() -> None:
+    programs = build("all_reduce", "ring", 4)
+
+    def swap(steps: list[Step]) -> None:
+        assert steps[1].kind == "recv_reduce_send"
+        steps[1].src = Ref("input", (steps[1].src.chunk + 1) % 4)
+
+    edit(programs[2], swap)
+    rejected(programs, "mismatch", "rank 2, lane 0, step 1", "expects chunk", "sent by rank 1")
+
+
+def test_swapped_chunk_of_an_output() -> None:
+    programs = build("all_gather", "ring", 4)
+
+    def swap(steps: list[Step]) -> None:
+        steps[-1].dst, steps[-2].dst = steps[-2].dst, steps[-1].dst
+
+    edit(programs[1], swap)
+    rejected(programs, "wrong_result", "rank 1, lane 0, step", "it must be chunk 0 of rank")
+
+
+def test_swapped_chunk_of_a_scatter() -> None:
+    programs = build("reduce_scatter", "one_shot", 3)
+
+    def swap(steps: list[Step]) -> None:
+        steps[0].src, steps[1].src = steps[1].src, steps[0].src
+
+    edit(programs[1], swap)
+    rejected(programs, "wrong_result", "parts of different chunks are summed")
+
+
+def test_cyclic_wait() -> None:
+    programs = build("all_reduce", "recursive_doubling", 2)
+    for program in programs:
+        edit(program, lambda s: s.reverse())
+    rejected(
+        programs,
+        "deadlock",
+        "rank 0, lane 0, step 0 (recv_reduce",
+        "waits for a message from rank 1 on channel 0",
+        "rank 1, lane 0, step 0 (recv_reduce",
+        "which waits for rank 0 again",
+    )
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "tree", "recursive_doubling"])
+def test_swapped_operands(algorithm: str) -> None:
+    for rank in range(5):
+        pristine = build("all_reduce", algorithm, 5)
+        for lane in range(len(pristine[rank].lanes)):
+            for index, step in enumerate(pristine[rank].steps(lane)):
+                if not step.kind.startswith("recv_reduce"):
+                    continue
+                programs = build("all_reduce", algorithm, 5)
+
+                def swap(steps: list[Step], index: int = index) -> None:
+                    steps[index].received_first = not steps[index].received_first
+
+                edit(programs[rank], swap, lane)
+                rejected(programs, "wrong_order", " + ")
+
+
+def test_another_order_than_promised() -> None:
+    programs = build("all_reduce", "ring", 3)
+    for program in programs:
+        program.order = "rank_order"
+    rejected(programs, "wrong_order", "output[0] is ((1 + 2) + 0): it begins with rank 1")
+    programs = build("all_reduce", "recursive_doubling", 4)
+    for program in programs:
+        program.order = "ring_order"
+    rejected(programs, "wrong_order", "a sum of several ranks is added at once")
+
+
+def test_different_trees_on_different_ranks() -> None:
+    # Three ranks send to each other and sum in an order of their own: right, but not alike.
+    programs = build("all_reduce", "ring", 3)
+    for rank, program in enumerate(programs):
+        after, before = (rank + 1) % 3, (rank + 2) % 3
+        program.input_chunks = program.output_chunks = program.acc_chunks = 1
+        own = Ref("input", 0)
+        steps = [
+            message_step("send", src=own, to_rank=after),
+            message_step("send", src=own, to_rank=before),
+            message_step("recv_reduce", src=own, dst=Ref("acc", 0), from_rank=after),
+            message_step("recv_reduce", src=Ref("acc", 0), dst=Ref("output", 0), from_rank=before),
+        ]
+        for step in steps[2:]:
+            step.received_first = False
+        program.set_steps(0, steps)
+    rejected(programs, "wrong_order", "rank 1", "rank 0 combines it as ((0 + 1) + 2)")
+
+
+def test_doubled_contribution() -> None:
+    programs = build("all_reduce", "recursive_doubling", 4)
+
+    def same_peer_again(steps: list[Step]) -> None:
+        steps[2].to_rank = steps[0].to_rank
+        steps[3].from_rank = steps[1].from_rank
+
+    for program in programs:
+        edit(program, same_peer_again)
+    rejected(programs, "wrong_result", "output[0] is", "the part of rank 0 is in it 2 times")
+
+
+def test_missing_contribution() -> None:
+    programs = build("all_reduce", "one_shot", 3)
+    for program in programs:
+        program.groups = [[0, 1, 2], sorted({program.rank, 0, 1})]
+
+        def fewer(steps: list[Step]) -> None:
+            steps[2].group = 1
+
+        edit(program, fewer)
+    rejected(programs, "wrong_result", "rank 0, lane 0, step 2", "the part of rank 2 is missing")
+
+
+def test_wrong_wire() -> None:
+    programs = build("all_reduce", "ring", 4)
+
+    def flip(steps: list[Step]) -> None:
+        steps[2].wire = "value"
+
+    edit(programs[3], flip)
+    rejected(programs, "mismatch", "rank 3, lane 0, step 2", "expects a value and gets a partial")
+
+
+def test_wrong_peer() -> None:
+    programs = build("all_reduce", "recursive_doubling", 4)
+
+    def misdirect(steps: list[Step]) -> None:
+        steps[2].to_rank = 3
+
+    edit(programs[0], misdirect)
+    rejected(programs, "deadlock", "rank 2, lane 0, step 3", "waits for a message from rank 0")
+
+
+def test_message_that_nobody_receives() -> None:
+    programs = build("broadcast", "tree", 3)
+    edit(programs[2], lambda s: s.append(message_step("send", src=Ref("output"), to_rank=1)))
+    rejected(
+        programs, "leftover", "rank 2, lane 0, step 1", "rank 1 never receives", depth=4, rounds=3
+    )
+    # With fewer slots than rounds the sender gets stuck first.
+    rejected(programs, "deadlock", "rank 2, lane 0, step 1", "no step would", depth=2, rounds=3)
+
+
+def test_finished_result_summed_again() -> None:
+    # Every rank finishes after the first exchange: AVG would divide twice.
+    programs = build("all_reduce", "recursive_doubling", 4)
+
+    def finish_early(steps: list[Step]) -> None:
+        steps[1].dst = Ref("output", 0)
+        steps[2].src = Ref("output", 0)
+        steps[3].src = Ref("input", 0)
+        steps[3].wire = "value"
+
+    for program in programs:
+        edit(program, finish_early)
+    rejected(programs, "wrong_result", "step 3", "finished already", in_place=False)
+
+
+def test_accumulator_read_before_it_is_written() -> None:
+    programs = build("all_reduce", "recursive_doubling", 4)
+    edit(programs[1], lambda s: setattr(s[0], "src", Ref("acc", 0)))
+    rejected(programs, "race", "rank 1, lane 0, step 0", "acc[0], which this round has not written")
+
+
+def test_accumulator_is_gone_after_the_round() -> None:
+    # Rank 0 sums into acc at the end of a round and sends it at the beginning of the next.
+    programs = build("all_reduce", "recursive_doubling", 2)
+    edit(programs[0], lambda s: s.append(message_step("copy", src=Ref("input"), dst=Ref("acc"))))
+    assert _core.check(programs, in_place=False).ok
+    edit(programs[0], lambda s: setattr(s[0], "src", Ref("acc", 0)))
+    edit(programs[1], lambda s: setattr(s[1], "wire", "partial"))
+    rejected(programs, "race", "rank 0, lane 0, step 0", in_place=False)
+
+
+@pytest.mark.parametrize(
+    ("collective", "algorithm", "barriers"),
+    [
+        ("all_reduce", "one_shot", 1),
+        ("all_reduce", "two_shot", 2),
+        ("all_gather", "one_shot", 1),
+        ("reduce_scatter", "one_shot", 1),
+        ("broadcast", "one_shot", 1),
+    ],
+)
+def test_missing_barrier(collective: str, algorithm: str, barriers: int) -> None:
+    for missing in range(barriers):
+        for world_size in (2, 3, 4):
+
+            def drop(steps: list[Step], missing: int = missing) -> None:
+                places = [i for i, s in enumerate(steps) if s.kind == "barrier"]
+                assert len(places) == barriers
+                del steps[places[missing]]
+
+            programs = build(collective, algorithm, world_size)
+            for program in programs:
+                edit(program, drop)
+            rejected(programs, "race", "window[")
+            programs = build(collective, algorithm, world_size)
+            edit(programs[1], drop)
+            rejected(programs, {"deadlock", "race"}, "rank 1")
+
+
+def flagged_broadcast(reader_first: bool) -> list[Program]:
+    """Rank 0 shows its data in the window and rings rank 1 with a message, and that is all."""
+    programs = build("broadcast", "one_shot", 2)
+    bell = message_step("recv", dst=Ref("output", 0), from_rank=0)
+    look = message_step("copy_from", dst=Ref("output", 0), from_rank=0)
+    programs[0].set_steps(
+        0,
+        [
+            message_step("copy", src=Ref("input", 0), dst=Ref("window", 0)),
+            message_step("send", src=Ref("input", 0), to_rank=1),
+            message_step("copy", src=Ref("input", 0), dst=Ref("output", 0)),
+        ],
+    )
+    programs[1].set_steps(0, [look, bell] if reader_first else [bell, look])
+    return programs
+
+
+def test_window_buffer_reused_too_early() -> None:
+    programs = flagged_broadcast(reader_first=False)
+    # Two rounds use the two buffers; the third writes the first again.
+    assert _core.check(programs, depth=4, rounds=2).ok
+    rejected(programs, "race", "window[0] of rank 0", depth=4, rounds=3)
+    # Nor does a single slot help: it is free before rank 1 has looked.
+    rejected(programs, "race", "window[0] of rank 0", depth=1, rounds=3)
+
+
+def test_credit_orders_the_reuse_of_a_window() -> None:
+    # Rank 1 looks before it answers with its credit, so one slot holds rank 0 back: with two
+    # messages a round, the second send waits for the slot of the first.
+    programs = flagged_broadcast(reader_first=False)
+    send = programs[0].steps(0)[1]
+    bell = programs[1].steps(0)[0]
+    edit(programs[0], lambda s: s.insert(2, send))
+    edit(programs[1], lambda s: s.append(bell))
+    assert _core.check(programs, depth=1, rounds=5).ok
+    rejected(programs, "race", "window[0] of rank 0", depth=4, rounds=5)
+
+
+def test_window_read_before_the_bell() -> None:
+    rejected(flagged_broadcast(reader_first=True), "race", "window[0] of rank 0", rounds=1)
+
+
+def late_sender(lanes: int) -> list[Program]:
+    """Rank 1 stores the sum of two ranks before, or beside, sending its own input."""
+    programs = build("all_reduce", "recursive_doubling", 2)
+    send, receive = programs[1].steps(0)
+    programs[1].lanes = [Lane([receive, send])] if lanes == 1 else [Lane([receive]), Lane([send])]
+    return programs
+
+
+def test_input_overwritten_in_place() -> None:
+    programs = late_sender(lanes=1)
+    assert _core.check(programs, in_place=False).ok
+    rejected(
+        programs,
+        "race",
+        "rank 1, lane 0, step 1 (send input[0], to 0)",
+        "reads input[0], which in place is output[0] and was overwritten by rank 1, lane 0, step 0",
+    )
+
+
+def test_input_overwritten_in_place_by_another_lane() -> None:
+    programs = late_sender(lanes=2)
+    assert _core.check(programs, in_place=False).ok
+    rejected(programs, "race", "rank 1, lane", "lane 0", "lane 1")
+
+
+def test_barrier_that_misses_a_rank() -> None:
+    programs = build("barrier", "recursive_doubling", 5)
+    for program in programs:
+        edit(program, lambda s: s.__delitem__(slice(4, 6)))
+    rejected(programs, "wrong_result", "the barrier ends here before rank")
+
+
+def test_barrier_of_two_halves() -> None:
+    programs = build("barrier", "one_shot", 4)
+    for program in programs:
+        program.groups = [[0, 1] if program.rank < 2 else [2, 3]]
+    rejected(programs, "wrong_result", ", lane 0, step 0", "ends here before rank 2")
+
+
+# ---- invalid ---------------------------------------------------------------------------------
+
+INVALID: dict[str, tuple[str, str, Callable[[Program], object], str]] = {
+    "chunk": (
+        "all_reduce", "ring",
+        lambda p: edit(p, lambda s: setattr(s[0], "src", Ref("input", 4))), "of only 4",
+    ),
+    "negative chunk": (
+        "all_reduce", "ring",
+        lambda p: edit(p, lambda s: setattr(s[0], "src", Ref("input", -1))), "of only 4",
+    ),
+    "accumulator": (
+        "all_reduce", "ring",
+        lambda p: edit(p, lambda s: setattr(s[1], "src", Ref("acc", 0))), "of only 0",
+    ),
+    "writes input": (
+        "all_gather", "ring",
+        lambda p: edit(p, lambda s: setattr(s[1], "dst", Ref("input", 0))), "dst may not be input",
+    ),
+    "reduces an output": (
+        "all_reduce", "ring",
+        lambda p: edit(p, lambda s: setattr(s[1], "src", Ref("output", 0))),
+        "src may not be output",
+    ),
+    "no source": (
+        "all_reduce", "ring",
+        lambda p: edit(p, lambda s: setattr(s[0], "src", Ref())), "src may not be none",
+    ),
+    "partial into output": (
+        "all_reduce", "ring",
+        lambda p: edit(p, lambda s: setattr(s[-1], "wire", "partial")),
+        "a partial message cannot be stored in output",
+    ),
+    "value into acc": (
+        "broadcast", "tree",
+        lambda p: (
+            setattr(p, "acc_chunks", 1),
+            edit(p, lambda s: setattr(s[0], "dst", Ref("acc", 0))),
+        ),
+        "a value message cannot be stored in acc",
+    ),
+    "peer": (
+        "all_reduce", "ring",
+        lambda p: edit(p, lambda s: setattr(s[0], "to_rank", 4)), "rank 4 is no peer",
+    ),
+    "itself": (
+        "all_reduce", "ring",
+        lambda p: edit(p, lambda s: setattr(s[0], "to_rank", 1)), "rank 1 is no peer",
+    ),
+    "reads its own window as a peer": (
+        "all_gather", "one_shot",
+        lambda p: edit(p, lambda s: setattr(s[-1], "from_rank", 1)), "rank 1 is no peer",
+    ),
+    "channel": (
+        "all_reduce", "ring",
+        lambda p: edit(p, lambda s: setattr(s[0], "channel", 1)), "channel 1 of only 1",
+    ),
+    "two lanes at one end": (
+        "all_reduce", "ring",
+        lambda p: setattr(p, "lanes", [p.lanes[0], Lane([p.steps(0)[0]])]),
+        "lane 0 uses the same end",
+    ),
+    "group": (
+        "all_reduce", "one_shot",
+        lambda p: edit(p, lambda s: setattr(s[1], "group", 1)), "no group 1",
+    ),
+    "group order": (
+        "all_reduce", "one_shot", lambda p: setattr(p, "groups", [[1, 0, 2, 3]]), "sorted",
+    ),
+    "group twice": (
+        "all_reduce", "one_shot", lambda p: setattr(p, "groups", [[0, 1, 1, 2]]), "unique",
+    ),
+    "group without itself": (
+        "all_reduce", "one_shot", lambda p: setattr(p, "groups", [[0, 2]]), "without this rank",
+    ),
+    "group of strangers": (
+        "all_reduce", "one_shot", lambda p: setattr(p, "groups", [[0, 1, 4]]), "no rank of 4",
+    ),
+    "remote chunk": (
+        "all_gather", "one_shot",
+        lambda p: edit(p, lambda s: setattr(s[-1], "remote_chunk", 1)), "window[1] of only 1",
+    ),
+    "remote size": (
+        "all_reduce", "two_shot",
+        lambda p: edit(p, lambda s: setattr(s[-1], "remote_chunk", 1)), "another size",
+    ),
+    "sizes in a step": (
+        "all_reduce", "two_shot",
+        lambda p: edit(p, lambda s: setattr(s[0], "src", Ref("input", 1))), "different sizes",
+    ),
+    "copy onto itself": (
+        "all_reduce", "two_shot",
+        lambda p: edit(p, lambda s: setattr(s[0], "src", s[0].dst)), "copies onto itself",
+    ),
+    "only the root has input": (
+        "broadcast", "tree",
+        lambda p: edit(p, lambda s: s.append(
+            message_step("copy", src=Ref("input"), dst=Ref("output")))),
+        "only the root",
+    ),
+    "chunks of a gather": (
+        "all_gather", "ring", lambda p: setattr(p, "output_chunks", 3), "1 input and 3 output",
+    ),
+    "no channels": ("all_reduce", "ring", lambda p: setattr(p, "channels", 0), "0 channels"),
+    "window of more chunks": (
+        "all_reduce", "one_shot", lambda p: setattr(p, "window_chunks", 2), "2 window chunks",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_invalid_program(name: str) -> None:
+    collective, algorithm, change, text = INVALID[name]
+    programs = build(collective, algorithm, 4)
+    _core.validate(programs[1])
+    change(programs[1])
+    with pytest.raises(_core.InvalidArgumentError, match="rank 1") as error:
+        _core.validate(programs[1])
+    assert text in str(error.value)
+    result = _core.check(programs)
+    assert result.kind == "invalid"
+    assert "rank 1" in result.message
+
+
+def test_programs_of_different_things() -> None:
+    ring = build("all_reduce", "ring", 4)
+    assert _core.check([]).kind == "invalid"
+    assert "not the number of Programs" in _core.check(ring[:3]).message
+    assert "not its place" in _core.check([ring[1], ring[0], *ring[2:]]).message
+    mixed = [*ring[:3], build("reduce_scatter", "ring", 4)[3]]
+    assert "rank 3 (Program 3 of 4): another collective" in _core.check(mixed).message
+    mixed = [*ring[:3], build("all_reduce", "tree", 4)[3]]
+    assert _core.check(mixed).kind == "invalid"
+    with pytest.raises(_core.InvalidArgumentError, match="depth and rounds must be at least 1"):
+        _core.check(ring, depth=0)
