@@ -104,23 +104,15 @@ CallRequest make_request(const PyCall& call) {
   return request;
 }
 
-// An operation in flight; keeps the arrays alive.
+// An operation in flight. The arrays are kept by its completion callback, not by this object: a
+// caller may drop it without waiting.
 class PyWork {
  public:
-  PyWork(std::shared_ptr<Communicator> communicator, std::shared_ptr<Operation> operation,
-         std::vector<py::array> arrays)
-      : communicator_(std::move(communicator)),
-        operation_(std::move(operation)),
-        arrays_(std::move(arrays)) {}
+  PyWork(std::shared_ptr<Communicator> communicator, std::shared_ptr<Operation> operation)
+      : communicator_(std::move(communicator)), operation_(std::move(operation)) {}
   ~PyWork() {
-    // Memory must outlive the operation, also when nobody waits for it: it ends, at the latest,
-    // with the group's death after its deadline.
+    // The last reference to the communicator joins threads that may want the GIL.
     const py::gil_scoped_release release;
-    try {
-      communicator_->wait(operation_, std::nullopt, nullptr);
-    } catch (const std::exception&) {
-      // Nobody asked for the result.
-    }
     communicator_.reset();
   }
 
@@ -136,8 +128,17 @@ class PyWork {
  private:
   std::shared_ptr<Communicator> communicator_;
   std::shared_ptr<Operation> operation_;
-  std::vector<py::array> arrays_;
 };
+
+using Arrays = std::vector<py::array>;
+
+// Drops references to Python objects from a thread that does not hold the GIL.
+std::shared_ptr<Arrays> share(Arrays arrays) {
+  return {new Arrays(std::move(arrays)), [](Arrays* dying) {
+            const py::gil_scoped_acquire gil;
+            delete dying;
+          }};
+}
 
 class PyCommunicator {
  public:
@@ -164,10 +165,11 @@ class PyCommunicator {
     communicator_->run(std::move(request), check_signals);
   }
   std::unique_ptr<PyWork> submit(const PyCall& call) {
-    auto operation = communicator_->submit(make_request(call));
-    std::vector<py::array> arrays = call.inputs;
+    CallRequest request = make_request(call);
+    Arrays arrays = call.inputs;
     arrays.insert(arrays.end(), call.outputs.begin(), call.outputs.end());
-    return std::make_unique<PyWork>(communicator_, std::move(operation), std::move(arrays));
+    request.on_complete = [kept = share(std::move(arrays))] {};
+    return std::make_unique<PyWork>(communicator_, communicator_->submit(std::move(request)));
   }
   void close() {
     const py::gil_scoped_release release;

@@ -272,12 +272,11 @@ void Communicator::wait_for_peers(Operation& operation, Backoff& backoff,
                                   const Interrupt& interrupt) {
   if (interrupt) interrupt();
   look_for_trouble(operation);
-  if (!moved_cpu_) {
+  if (!moved_cpu_ && !wait_policy_.crowded) {
     // Two ranks that share a CPU run in turns until the scheduler notices, which takes it very long
-    // when both yield. The higher rank moves away, once an operation; where all CPUs are busy it
-    // does no good and little harm.
+    // when both yield. The higher rank moves away, once an operation.
     for (const int peer : executor_.waiting_for()) {
-      if (peer < rank_ && world_size_ <= available_cpus() && transport_->shares_cpu_with(peer)) {
+      if (peer < rank_ && transport_->shares_cpu_with(peer)) {
         moved_cpu_ = move_to_another_cpu();
         if (moved_cpu_) return backoff.reset();
       }

@@ -37,9 +37,9 @@ int available_cpus() {
 
 WaitPolicy choose_wait_policy(int ranks_on_host, int64_t spin_us) {
   WaitPolicy policy;
-  const bool crowded = ranks_on_host > available_cpus();
-  policy.spin = std::chrono::microseconds(spin_us >= 0 ? spin_us : (crowded ? 1 : 100));
-  policy.yields = crowded ? 60 : 20;
+  policy.crowded = ranks_on_host > available_cpus();
+  policy.spin = std::chrono::microseconds(spin_us >= 0 ? spin_us : (policy.crowded ? 1 : 100));
+  policy.yields = policy.crowded ? 60 : 20;
   return policy;
 }
 

@@ -12,6 +12,7 @@
 namespace pycoll {
 
 struct WaitPolicy {
+  bool crowded = false;  // more ranks than CPUs
   Nanoseconds spin{0};
   int yields = 20;
 };

@@ -19,7 +19,7 @@ namespace {
 [[noreturn]] void throw_torch_error(const Error& error) {
   switch (error.kind()) {
     case ErrorKind::invalid_argument:
-      C10_THROW_ERROR(ValueError, error.what());
+      C10_THROW_ERROR(Error, error.what());
     case ErrorKind::not_implemented:
       C10_THROW_ERROR(NotImplementedError, error.what());
     default:

@@ -103,7 +103,7 @@ enum class Access { read, write };
 inline void check_tensor(const char* operation, const char* name, const at::Tensor& tensor,
                          Access access) {
   const auto refuse = [&](const std::string& why) {
-    C10_THROW_ERROR(ValueError, concat("pycoll ", operation, ": ", name, " ", why));
+    C10_THROW_ERROR(Error, concat("pycoll ", operation, ": ", name, " ", why));
   };
   if (!tensor.defined()) refuse("is an undefined tensor");
   if (tensor.layout() != at::kStrided) {
@@ -123,8 +123,8 @@ inline void check_tensor(const char* operation, const char* name, const at::Tens
 inline const at::Tensor& only_tensor(const char* operation,
                                      const std::vector<at::Tensor>& tensors) {
   if (tensors.size() != 1) {
-    C10_THROW_ERROR(ValueError, concat("pycoll ", operation,
-                                       ": one tensor a call is supported, got ", tensors.size()));
+    C10_THROW_ERROR(Error, concat("pycoll ", operation, ": one tensor a call is supported, got ",
+                                  tensors.size()));
   }
   return tensors[0];
 }
@@ -132,9 +132,8 @@ inline const at::Tensor& only_tensor(const char* operation,
 inline const std::vector<at::Tensor>& only_list(const char* operation,
                                                 const std::vector<std::vector<at::Tensor>>& lists) {
   if (lists.size() != 1) {
-    C10_THROW_ERROR(ValueError,
-                    concat("pycoll ", operation, ": one list of tensors a call is supported, got ",
-                           lists.size()));
+    C10_THROW_ERROR(Error, concat("pycoll ", operation,
+                                  ": one list of tensors a call is supported, got ", lists.size()));
   }
   return lists[0];
 }
@@ -143,9 +142,8 @@ inline const std::vector<at::Tensor>& only_list(const char* operation,
 inline void check_list(const char* operation, const char* name, const std::vector<at::Tensor>& list,
                        const at::Tensor& single, int world_size, Access access) {
   if (list.size() != static_cast<size_t>(world_size)) {
-    C10_THROW_ERROR(ValueError,
-                    concat("pycoll ", operation, ": the ", name, " list has ", list.size(),
-                           " tensors, the group has ", world_size, " ranks"));
+    C10_THROW_ERROR(Error, concat("pycoll ", operation, ": the ", name, " list has ", list.size(),
+                                  " tensors, the group has ", world_size, " ranks"));
   }
   for (size_t i = 0; i < list.size(); ++i) {
     check_tensor(operation, concat(name, " ", i).c_str(), list[i], access);
@@ -164,11 +162,11 @@ inline void check_stacked(const char* operation, const char* name, const at::Ten
                           const char* single_name, const at::Tensor& single, int world_size) {
   if (stacked.numel() != single.numel() * world_size ||
       stacked.scalar_type() != single.scalar_type()) {
-    C10_THROW_ERROR(ValueError, concat("pycoll ", operation, ": ", name, " has ", stacked.numel(),
-                                       " elements of type ", stacked.scalar_type(), ", expected ",
-                                       single.numel() * world_size, " of type ",
-                                       single.scalar_type(), ": world size ", world_size, " times ",
-                                       single_name, " of shape ", single.sizes()));
+    C10_THROW_ERROR(Error, concat("pycoll ", operation, ": ", name, " has ", stacked.numel(),
+                                  " elements of type ", stacked.scalar_type(), ", expected ",
+                                  single.numel() * world_size, " of type ", single.scalar_type(),
+                                  ": world size ", world_size, " times ", single_name, " of shape ",
+                                  single.sizes()));
   }
 }
 

@@ -144,9 +144,6 @@ class Transport {
   virtual PeerState peer_state(int peer) = 0;
   // Text of the first abort that a peer sent, if any.
   virtual std::optional<std::string> peer_abort() = 0;
-  // Something in peer_state() or peer_abort() changed since the last call with the same argument;
-  // cheap.
-  virtual uint32_t news() const = 0;
   // Tells all peers why this rank gives the group up. Best effort, never blocks.
   virtual void send_abort(const std::string& reason) = 0;
   // Tells all peers that this rank leaves in good order. Idempotent.

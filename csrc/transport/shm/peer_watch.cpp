@@ -48,17 +48,11 @@ void PeerWatch::leave() {
   }
 }
 
-void PeerWatch::announce_news() {
-  // Release: the state before the count that says it changed.
-  news_.fetch_add(1, std::memory_order_release);
-  on_news_();
-}
-
 void PeerWatch::note_state(int peer, PeerState state) {
   auto& known = states_[static_cast<size_t>(peer)];
   if (known.load(std::memory_order_relaxed) != PeerState::alive) return;  // the first word stands
   known.store(state, std::memory_order_release);
-  announce_news();
+  on_news_();
 }
 
 void PeerWatch::read_socket(int peer) {
@@ -78,7 +72,7 @@ void PeerWatch::read_socket(int peer) {
             const std::lock_guard lock(mutex_);
             if (!abort_) abort_ = concat("rank ", peer, " aborted the group: ", text);
           }
-          announce_news();
+          on_news_();
         }
         break;
     }

@@ -29,7 +29,6 @@ class PeerWatch {
     return states_[static_cast<size_t>(peer)].load(std::memory_order_acquire);
   }
   std::optional<std::string> peer_abort() const;
-  uint32_t news() const { return news_.load(std::memory_order_acquire); }
 
   void send_abort(const std::string& reason) const;
   void leave();
@@ -38,13 +37,11 @@ class PeerWatch {
   void run();
   void read_socket(int peer);
   void note_state(int peer, PeerState state);
-  void announce_news();
 
   std::vector<Link> links_;
   int owner_pid_;
   std::function<void()> on_news_;
   std::unique_ptr<std::atomic<PeerState>[]> states_;
-  std::atomic<uint32_t> news_{0};
   mutable std::mutex mutex_;
   std::optional<std::string> abort_;  // guarded by mutex_
   std::atomic<bool> left_{false};

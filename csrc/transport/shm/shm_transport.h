@@ -37,7 +37,6 @@ class ShmTransport final : public Transport, private Window {
 
   PeerState peer_state(int peer) override { return watch_->state(peer); }
   std::optional<std::string> peer_abort() override { return watch_->peer_abort(); }
-  uint32_t news() const override { return watch_->news(); }
   void send_abort(const std::string& reason) override { watch_->send_abort(reason); }
   void leave() override { watch_->leave(); }
 
