@@ -2,7 +2,7 @@
 
 import builtins
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from typing_extensions import Buffer
 
@@ -230,3 +230,75 @@ def finish(
     acc: Buffer, dtype: str, op: str, world_size: int, isa: str, out: Buffer | None = None
 ) -> Buffer:
     """Accumulators as values: AVG divides by `world_size`, then 16-bit types round."""
+
+# ---- communicator ----------------------------------------------------------------------------
+
+class SegmentMapper:
+    """Maps shared segments; for ranks that are threads of one process under ThreadSanitizer."""
+
+    def __init__(self, one_mapping_a_segment: bool) -> None: ...
+
+class Call:
+    """One collective: what pycoll.Communicator hands to the core."""
+
+    def __init__(
+        self,
+        *,
+        collective: str,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        dtype: str,
+        op: str,
+        count: int,
+        root: int,
+        algorithm: str,
+        timeout: float | None,
+    ) -> None: ...
+
+class WorkCore:
+    """An operation in flight; the arrays live as long as it does."""
+
+    def wait(self, timeout: float | None = None) -> bool: ...
+    def done(self) -> bool: ...
+    @property
+    def sequence(self) -> int: ...
+
+class CommunicatorCore:
+    """A group of ranks; see pycoll.Communicator."""
+
+    def __init__(
+        self,
+        *,
+        store: Any,
+        rank: int,
+        world_size: int,
+        prefix: str,
+        timeout: float,
+        options: dict[str, str],
+        mapper: SegmentMapper | None = None,
+    ) -> None: ...
+    def run(self, call: Call) -> None: ...
+    def submit(self, call: Call) -> WorkCore: ...
+    def close(self) -> None: ...
+    def abort(self, why: str) -> None: ...
+    def dead(self) -> bool: ...
+    def sequence(self) -> int: ...
+    def transport(self) -> str: ...
+    def algorithm_for(self, collective: str, bytes: int) -> str: ...
+    def override_program(self, program: Program) -> None:
+        """Runs `program` for every later call of its collective: for tests of the prover."""
+
+def config_variables() -> list[tuple[str, str, str, str, bool]]:
+    """Rows (name, value in force, default, help, must be equal on all ranks)."""
+
+def shm_unavailable() -> str:
+    """Why this process cannot use shared memory; empty when it can."""
+
+def host_identity() -> str:
+    """Boot and network namespace: equal where shared memory reaches."""
+
+def available_cpus() -> int:
+    """CPUs by affinity and cgroup quota."""
+
+def dtype_size(name: str) -> int:
+    """Bytes of an element."""

@@ -16,7 +16,7 @@ class BootstrapStore(Protocol):
 
 
 class _AnyStore:
-    """Over pycoll.FileStore and whatever has ``set(key, bytes)`` and ``get(key, timeout=seconds)``."""
+    """Over pycoll.FileStore and whatever has ``set(key, bytes)`` and ``get(key, timeout=s)``."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -43,7 +43,9 @@ class _TorchStore(_AnyStore):
     def get(self, key: str, timeout: float) -> bytes | None:
         try:
             self._store.wait([key], timedelta(seconds=max(timeout, 0.001)))
-        except RuntimeError as error:  # torch.distributed.DistStoreError, by text since it has no code
+        except (
+            RuntimeError
+        ) as error:  # torch.distributed.DistStoreError, by text since it has no code
             if "timeout" in str(error).lower():
                 return None
             raise

@@ -44,21 +44,23 @@ class Communicator:
     """A group of `world_size` ranks that call the same collectives in the same order.
 
     Args:
-        store: where the ranks find each other: `pycoll.FileStore`, any torch.distributed Store, or an
-            object with ``set(key, bytes)`` and ``get(key, timeout=seconds) -> bytes``.
+        store: where the ranks find each other: `pycoll.FileStore`, any torch.distributed Store, or
+            an object with ``set(key, bytes)`` and ``get(key, timeout=seconds) -> bytes``.
         rank: this process's number, 0 to world_size - 1.
         world_size: how many ranks there are. All must join before this returns.
         name: tells groups that share a store apart; the same on every rank of the group.
         timeout: seconds after which an operation that does not finish raises `TimeoutError`.
-        options: PYCOLL_* variables for this group alone, e.g. ``{"PYCOLL_ALGO": "all_reduce=ring"}``.
+        options: PYCOLL_* variables for this group alone: ``{"PYCOLL_ALGO": "all_reduce=ring"}``.
 
-    Arrays are NumPy arrays of any shape and strides: bool, integers, float16/32/64, bfloat16 (from the
-    ml_dtypes package). Reductions exist for float16, bfloat16, float32, float64, int32 and int64; 16-bit
-    sums accumulate in float32 and are rounded once. The result has the same bits on every rank.
+    Arrays are NumPy arrays of any shape and strides: bool, integers, float16/32/64, bfloat16 (of the
+    ml_dtypes package). Reductions exist for float16, bfloat16, float32, float64, int8, int16, int32,
+    int64 and uint8; 16-bit floating-point sums accumulate in float32 and are rounded once, integers
+    wrap. The result has the same bits on every rank.
 
-    Every method raises `InvalidArgumentError` (a ValueError) before memory is touched when an argument is
-    wrong; `MismatchError` when ranks called different things, `PeerError` when a rank died or left,
-    `TimeoutError`, or `AbortedError`. After one of the latter four the group cannot be used any more.
+    Every method raises `InvalidArgumentError` (a ValueError) before memory is touched when an
+    argument is wrong; `MismatchError` when ranks called different things, `PeerError` when a rank
+    died or left, `TimeoutError`, or `AbortedError`. After one of the latter four the group cannot be
+    used any more.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class Communicator:
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Work | None:
-        """Replaces `array` on every rank by the elementwise sum (avg, product, min, max) over ranks.
+        """Replaces `array` on every rank by the sum (avg, product, min, max) over all ranks.
 
         Shape and dtype must be the same on all ranks. `algorithm` forces one of ring, tree,
         recursive_doubling, one_shot, two_shot; `auto` takes what `algorithm_for` names.
@@ -146,7 +148,8 @@ class Communicator:
     ) -> Work | None:
         """Reduces ``input[r]`` over all ranks into rank r's `output`.
 
-        `input` has shape ``(world_size, *output.shape)`` and the dtype of `output`; it is not changed.
+        `input` has shape ``(world_size, *output.shape)`` and the dtype of `output`; it is not
+        changed.
         """
         _check_array("reduce_scatter", "input", input, writable=False)
         _check_array("reduce_scatter", "output", output, writable=True)
@@ -163,7 +166,10 @@ class Communicator:
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Work | None:
-        """Replaces `array` on every rank by the root's. Shape and dtype must be the same on all ranks."""
+        """Replaces `array` on every rank by the root's.
+
+        Shape and dtype must be the same on all ranks.
+        """
         _check_array("broadcast", "array", array, writable=True)
         call = _Call("broadcast", root=root, algorithm=algorithm, timeout=timeout)
         return self._run(call, array.size, [array], [array], async_op)
@@ -172,7 +178,9 @@ class Communicator:
         self, *, algorithm: str = "auto", timeout: float | None = None, async_op: bool = False
     ) -> Work | None:
         """Returns when every rank has called it."""
-        return self._run(_Call("barrier", algorithm=algorithm, timeout=timeout), 0, [], [], async_op)
+        return self._run(
+            _Call("barrier", algorithm=algorithm, timeout=timeout), 0, [], [], async_op
+        )
 
     def abort(self, reason: str = "abort() was called") -> None:
         """Gives the group up, here and on all peers, and returns at once."""
@@ -255,13 +263,13 @@ def _check_array(operation: str, name: str, array: Any, *, writable: bool) -> No
         raise _core.InvalidArgumentError(f"{operation}: {name} is read-only")
     if writable and _overlaps_itself(array):
         raise _core.InvalidArgumentError(
-            f"{operation}: {name} with shape {array.shape} and strides {array.strides} has elements "
-            "that share memory (an expanded or overlapping view); make a copy first"
+            f"{operation}: {name} with shape {array.shape} and strides {array.strides} has "
+            "elements that share memory (an expanded or overlapping view); make a copy first"
         )
 
 
 def _overlaps_itself(array: Array) -> bool:
-    """True unless the strides show that no two elements share memory (sufficient, not necessary)."""
+    """True unless the strides show that no two elements share memory (a sufficient test)."""
     reach = 0
     dims = [(abs(st), n) for st, n in zip(array.strides, array.shape, strict=True) if n > 1]
     for stride, n in sorted(dims):
@@ -281,7 +289,7 @@ def _check_blocks(
     expected = (world_size, *block.shape)
     if blocks.shape != expected or blocks.dtype != block.dtype:
         raise _core.InvalidArgumentError(
-            f"{operation}: {name} has shape {blocks.shape} and dtype {blocks.dtype}; with world size "
-            f"{world_size} and {other} of shape {block.shape} and dtype {block.dtype} it must have "
-            f"shape {expected} and that dtype"
+            f"{operation}: {name} has shape {blocks.shape} and dtype {blocks.dtype}; with world "
+            f"size {world_size} and {other} of shape {block.shape} and dtype {block.dtype} it must "
+            f"have shape {expected} and that dtype"
         )
