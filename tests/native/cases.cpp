@@ -1,0 +1,206 @@
+#include "cases.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/error.h"
+#include "world.h"
+
+namespace pycoll::stress {
+namespace {
+
+// Integer values below 16 are exact in every type here, and so are their sums over a few ranks.
+struct Codec {
+  DType dtype;
+  void (*put)(std::byte* to, int64_t value);
+  int64_t (*get)(const std::byte* from);
+};
+
+template <typename T>
+void put_as(std::byte* to, int64_t value) {
+  const T element = static_cast<T>(value);
+  std::memcpy(to, &element, sizeof(T));
+}
+
+template <typename T>
+int64_t get_as(const std::byte* from) {
+  T element;
+  std::memcpy(&element, from, sizeof(T));
+  return static_cast<int64_t>(element);
+}
+
+// bfloat16 is the upper half of a float32.
+void put_bfloat16(std::byte* to, int64_t value) {
+  const auto wide = static_cast<float>(value);
+  uint32_t bits;
+  std::memcpy(&bits, &wide, sizeof(bits));
+  put_as<uint16_t>(to, bits >> 16);
+}
+
+int64_t get_bfloat16(const std::byte* from) {
+  const uint32_t bits = static_cast<uint32_t>(get_as<uint16_t>(from)) << 16;
+  float wide;
+  std::memcpy(&wide, &bits, sizeof(wide));
+  // Garbage may hold any bits, and a NaN must not be converted.
+  return wide >= -1e6f && wide <= 1e6f ? static_cast<int64_t>(wide) : -1;
+}
+
+int64_t get_float32(const std::byte* from) {
+  float element;
+  std::memcpy(&element, from, sizeof(element));
+  return element >= -1e6f && element <= 1e6f ? static_cast<int64_t>(element) : -1;
+}
+
+constexpr Codec kCodecs[] = {
+    {DType::int32, put_as<int32_t>, get_as<int32_t>},
+    {DType::int64, put_as<int64_t>, get_as<int64_t>},
+    {DType::float32, put_as<float>, get_float32},
+    {DType::bfloat16, put_bfloat16, get_bfloat16},
+};
+
+const Codec& codec_of(DType dtype) {
+  for (const Codec& codec : kCodecs) {
+    if (codec.dtype == dtype) return codec;
+  }
+  throw CheckFailed("no codec");
+}
+
+constexpr ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::max, ReduceOp::min};
+
+bool reduces(Collective collective) {
+  return collective == Collective::all_reduce || collective == Collective::reduce_scatter;
+}
+
+int64_t combine(ReduceOp op, int64_t a, int64_t b) {
+  if (op == ReduceOp::max) return std::max(a, b);
+  if (op == ReduceOp::min) return std::min(a, b);
+  return a + b;
+}
+
+}  // namespace
+
+std::string to_string(const Case& what) {
+  return concat(name_of(what.algorithm->collective), " ", what.algorithm->name, ", ",
+                name_of(what.op), ", ", what.count, " x ", name_of(what.dtype), ", root ",
+                what.root, what.in_place ? ", in place" : "");
+}
+
+Case draw_case(const Algorithm& algorithm, int world_size, Rng& agreed) {
+  Case drawn;
+  drawn.algorithm = &algorithm;
+  drawn.dtype = kCodecs[agreed.below(std::size(kCodecs))].dtype;
+  if (reduces(algorithm.collective)) drawn.op = kOps[agreed.below(std::size(kOps))];
+  drawn.root = static_cast<int>(agreed.below(static_cast<uint64_t>(world_size)));
+  drawn.in_place = agreed.one_in(2);
+  drawn.salt = agreed.next();
+  // Sizes about a slice, about a few windows, and anything.
+  const uint64_t slice = 64 / size_of(drawn.dtype);
+  const uint64_t sizes[] = {agreed.below(4), slice * agreed.below(5) + agreed.below(3),
+                            agreed.below(200), agreed.below(1500)};
+  drawn.count = sizes[agreed.below(std::size(sizes))];
+  if (algorithm.collective == Collective::barrier) drawn.count = 0;
+  return drawn;
+}
+
+Vectors::Vectors(const Case& what, int rank, int world_size)
+    : case_(what), rank_(rank), world_size_(world_size) {
+  const Collective collective = case_.algorithm->collective;
+  if (collective == Collective::barrier) return;
+  const auto parts = static_cast<size_t>(world_size);
+  const size_t bytes = case_.count * size_of(case_.dtype);
+  input_.resize(collective == Collective::reduce_scatter ? parts : 1, Block(bytes));
+  output_.resize(collective == Collective::all_gather ? parts : 1, Block(bytes, std::byte{0xA5}));
+  const Codec& codec = codec_of(case_.dtype);
+  for (size_t block = 0; block < input_.size(); ++block) {
+    for (uint64_t i = 0; i < case_.count; ++i) {
+      // What a rank that is not the root passes to a broadcast must not matter.
+      const int64_t value = rooted_elsewhere() ? 99 : contribution(rank, block, i);
+      codec.put(input_[block].data() + i * size_of(case_.dtype), value);
+    }
+  }
+  if (!case_.in_place) return;
+  // As program.h defines it: all_gather's input is its own part of the output, reduce_scatter's
+  // output its own part of the input.
+  const auto own = static_cast<size_t>(rank);
+  if (collective == Collective::all_gather) {
+    output_[own] = input_[0];
+  } else if (collective == Collective::reduce_scatter) {
+    output_.clear();
+  } else {
+    output_ = input_;
+  }
+}
+
+bool Vectors::rooted_elsewhere() const {
+  return case_.algorithm->collective == Collective::broadcast && case_.root != rank_;
+}
+
+VectorView Vectors::view(std::vector<Block>& blocks) const {
+  VectorView view;
+  view.block_count = case_.count;
+  for (Block& block : blocks) view.blocks.push_back(block.data());
+  return view;
+}
+
+CallRequest Vectors::request() {
+  CallRequest request;
+  request.collective = case_.algorithm->collective;
+  request.algorithm = case_.algorithm->name;
+  request.dtype = case_.dtype;
+  request.reduce_op = case_.op;
+  request.root = case_.root;
+  request.count = case_.count;
+  request.input = view(input_);
+  request.output = view(output_);
+  if (!case_.in_place || request.collective == Collective::barrier) return request;
+  const auto own = static_cast<size_t>(rank_);
+  if (request.collective == Collective::all_gather) {
+    request.input.blocks = {request.output.blocks[own]};
+  } else if (request.collective == Collective::reduce_scatter) {
+    request.output.blocks = {request.input.blocks[own]};
+    request.output.block_count = case_.count;
+  } else {
+    request.input = request.output;
+  }
+  return request;
+}
+
+int64_t Vectors::contribution(int rank, size_t block, uint64_t i) const {
+  const uint64_t where = (static_cast<uint64_t>(rank) << 48) ^ (static_cast<uint64_t>(block) << 40);
+  return static_cast<int64_t>(mix(case_.salt ^ where ^ i) % 16);
+}
+
+int64_t Vectors::expected(size_t block, uint64_t i) const {
+  switch (case_.algorithm->collective) {
+    case Collective::all_gather:
+      return contribution(static_cast<int>(block), 0, i);
+    case Collective::broadcast:
+      return contribution(case_.root, 0, i);
+    default:
+      break;
+  }
+  const bool scattered = case_.algorithm->collective == Collective::reduce_scatter;
+  const size_t part = scattered ? static_cast<size_t>(rank_) : 0;
+  int64_t sum = contribution(0, part, i);
+  for (int rank = 1; rank < world_size_; ++rank) {
+    sum = combine(case_.op, sum, contribution(rank, part, i));
+  }
+  return sum;
+}
+
+void Vectors::check_result() const {
+  const Codec& codec = codec_of(case_.dtype);
+  const bool inside_input =
+      case_.in_place && case_.algorithm->collective == Collective::reduce_scatter;
+  const size_t blocks = inside_input ? 1 : output_.size();
+  for (size_t block = 0; block < blocks; ++block) {
+    const Block& result = inside_input ? input_[static_cast<size_t>(rank_)] : output_[block];
+    for (uint64_t i = 0; i < case_.count; ++i) {
+      const int64_t got = codec.get(result.data() + i * size_of(case_.dtype));
+      check(got == expected(block, i), to_string(case_), ": block ", block, ", element ", i, " is ",
+            got, ", expected ", expected(block, i));
+    }
+  }
+}
+
+}  // namespace pycoll::stress

@@ -1,0 +1,53 @@
+// One call of a collective with known data, and the check of its result element by element.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "program/algorithm.h"
+#include "random.h"
+#include "runtime/operation.h"
+
+namespace pycoll::stress {
+
+struct Case {
+  const Algorithm* algorithm = nullptr;
+  DType dtype = DType::int32;
+  ReduceOp op = ReduceOp::none;
+  uint64_t count = 0;
+  int root = 0;
+  bool in_place = false;
+  uint64_t salt = 0;  // makes the data of this call differ from that of the last
+};
+
+std::string to_string(const Case& what);
+
+// Draws size, dtype, operation, root and placement; the same from equal generators.
+Case draw_case(const Algorithm& algorithm, int world_size, Rng& agreed);
+
+// A rank's vectors for one case. They stand in heap blocks of exactly their size, so that
+// AddressSanitizer sees the first byte too far.
+class Vectors {
+ public:
+  Vectors(const Case& what, int rank, int world_size);
+  // Views of these vectors, which must outlive the operation.
+  CallRequest request();
+  // Throws CheckFailed that names rank, case, block and element.
+  void check_result() const;
+
+ private:
+  using Block = std::vector<std::byte>;
+
+  bool rooted_elsewhere() const;
+  VectorView view(std::vector<Block>& blocks) const;
+  int64_t expected(size_t block, uint64_t i) const;
+  int64_t contribution(int rank, size_t block, uint64_t i) const;
+
+  Case case_;
+  int rank_;
+  int world_size_;
+  std::vector<Block> input_;
+  std::vector<Block> output_;
+};
+
+}  // namespace pycoll::stress

@@ -1,0 +1,202 @@
+// Scenarios in which operations must fail, on every rank, in the way that was promised.
+#include <atomic>
+#include <thread>
+
+#include "cases.h"
+#include "scenario.h"
+
+namespace pycoll::stress {
+namespace {
+
+// Runs collectives until one throws, and returns that error.
+Error run_until_error(Rank& self) {
+  const Deadline deadline = Deadline::after(std::chrono::seconds(15));
+  while (!deadline.passed()) {
+    const Algorithm& algorithm = algorithms()[self.agreed.below(algorithms().size())];
+    const Case drawn = draw_case(algorithm, self.world_size, self.agreed);
+    Vectors vectors(drawn, self.rank, self.world_size);
+    try {
+      self.communicator.run(vectors.request(), nullptr);
+    } catch (const Error& error) {
+      return error;
+    }
+    vectors.check_result();
+    self.delays.maybe();
+  }
+  throw CheckFailed("no error within 15 s");
+}
+
+void check_error(const Error& error, std::initializer_list<ErrorKind> kinds,
+                 const std::string& part) {
+  bool expected = false;
+  for (const ErrorKind kind : kinds) expected |= error.kind() == kind;
+  check(expected, "an error of another kind than expected: ", error.what());
+  check(std::string(error.what()).find(part) != std::string::npos, "'", part,
+        "' is not in the error: ", error.what());
+}
+
+void check_stays_dead(Rank& self, const Error& first) {
+  try {
+    Vectors vectors({find_algorithm(Collective::barrier, "one_shot")}, self.rank, self.world_size);
+    self.communicator.run(vectors.request(), nullptr);
+  } catch (const Error& again) {
+    check(again.kind() == first.kind() && std::string(again.what()) == first.what(),
+          "a dead group raised another error: ", again.what(), " after: ", first.what());
+    return;
+  }
+  throw CheckFailed("a dead group ran an operation");
+}
+
+void abort_body(Rank& self, int who) {
+  std::thread aborter;
+  if (self.rank == who) {
+    const auto delay = std::chrono::microseconds(self.rng.below(4000));
+    aborter = std::thread([&self, delay] {
+      std::this_thread::sleep_for(delay);
+      self.communicator.abort("enough");
+    });
+  }
+  std::string complaint;
+  try {
+    const Error error = run_until_error(self);
+    check_error(error, {ErrorKind::aborted}, concat("rank ", who, " aborted the group"));
+    check_stays_dead(self, error);
+  } catch (const CheckFailed& failed) {
+    complaint = failed.what();
+  }
+  if (aborter.joinable()) aborter.join();
+  check(complaint.empty(), complaint);
+}
+
+void abort(const Settings& settings) {
+  run_episodes(settings, [](const WorldOptions& options) {
+    const int who = static_cast<int>(mix(options.seed) % options.world_size);
+    run_world(options, [who](Rank& self) { abort_body(self, who); });
+  });
+}
+
+// An abort that comes between the last look and prepare_sleep() must be seen, not slept over.
+void abort_recheck(const Settings& settings) {
+  uint64_t seed = settings.seed;
+  do {
+    std::atomic<Communicator*> sleeper{nullptr};
+    std::atomic<bool> aborted{false};
+    std::atomic<int> sleeps{0};
+    WorldOptions options;
+    options.seed = seed++;
+    options.delays = false;
+    options.config.spin_us = 0;
+    options.hooks[1].before_prepare_sleep = [&] {
+      if (!aborted.exchange(true)) sleeper.load()->abort("enough");
+    };
+    options.hooks[1].before_sleep = [&] { sleeps += aborted ? 1 : 0; };
+    run_world(options, [&](Rank& self) {
+      if (self.rank == 1) sleeper = &self.communicator;
+      // Rank 0 stays away until rank 1 has given up.
+      const Deadline deadline = Deadline::after(std::chrono::seconds(10));
+      while (self.rank == 0 && !aborted && !deadline.passed()) std::this_thread::yield();
+      check_error(run_until_error(self), {ErrorKind::aborted}, "rank 1 aborted the group");
+    });
+    check(sleeps == 0, "rank 1 went to sleep after it was aborted");
+  } while (!settings.until.passed());
+}
+
+void leave(const Settings& settings) {
+  run_episodes(settings, [](const WorldOptions& options) {
+    const int who = static_cast<int>(mix(options.seed) % options.world_size);
+    run_world(options, [who](Rank& self) {
+      for (uint64_t i = self.agreed.below(30); i > 0; --i) {
+        const Algorithm& barrier = *find_algorithm(Collective::barrier, "one_shot");
+        Vectors vectors(draw_case(barrier, self.world_size, self.agreed), self.rank,
+                        self.world_size);
+        self.communicator.run(vectors.request(), nullptr);
+      }
+      if (self.rank == who) return;
+      // Whoever notices first aborts the group; the others then hear of it from that rank.
+      const Error error = run_until_error(self);
+      check_error(error, {ErrorKind::peer_failed, ErrorKind::aborted},
+                  concat("rank ", who, " left the group"));
+      check_stays_dead(self, error);
+    });
+  });
+}
+
+void timeout(const Settings& settings) {
+  uint64_t seed = settings.seed;
+  do {
+    WorldOptions options;
+    options.seed = seed++;
+    options.timeout = std::chrono::milliseconds(80);
+    run_world(options, [](Rank& self) {
+      if (self.rank == 0) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(600));
+        check_error(run_until_error(self), {ErrorKind::aborted}, "Timed out");
+      } else {
+        const Case ring{find_algorithm(Collective::all_reduce, "ring"), DType::int32,
+                        ReduceOp::sum, 100, 0, false, 1};
+        Vectors vectors(ring, self.rank, self.world_size);
+        try {
+          self.communicator.run(vectors.request(), nullptr);
+        } catch (const Error& error) {
+          return check_error(error, {ErrorKind::timed_out}, "waiting for rank 0");
+        }
+        throw CheckFailed("an all_reduce without rank 0 ended");
+      }
+    });
+  } while (!settings.until.passed());
+}
+
+// Rank 0 sums, the others want the maximum. The same messages travel, so only the fingerprint tells
+// them apart. They spin for long, so that the comparison of announced calls before sleeping is not
+// what finds it.
+void mismatch_in(const std::string& algorithm, uint64_t seed) {
+  WorldOptions options;
+  options.seed = seed;
+  options.delays = false;
+  options.config.spin_us = 1'000'000;
+  std::atomic<int> found{0};
+  run_world(options, [&](Rank& self) {
+    const ReduceOp op = self.rank == 0 ? ReduceOp::sum : ReduceOp::max;
+    const Case one{find_algorithm(Collective::all_reduce, algorithm), DType::int32, op, 40, 0,
+                   false, seed};
+    Vectors vectors(one, self.rank, self.world_size);
+    CallRequest request = vectors.request();
+    const std::byte* output = request.output.blocks[0];
+    try {
+      self.communicator.run(std::move(request), nullptr);
+    } catch (const Error& error) {
+      check_error(error, {ErrorKind::mismatch, ErrorKind::aborted}, "reduce operations differ");
+      found += error.kind() == ErrorKind::mismatch ? 1 : 0;
+      for (int i = 0; i < 160; ++i) {
+        check(output[i] == std::byte{0xA5}, "byte ", i, " of the output was written");
+      }
+      return;
+    }
+    throw CheckFailed("sum and max ran together without an error");
+  });
+  check(found > 0, "nobody found the mismatch");
+}
+
+void mismatch(const std::string& algorithm, const Settings& settings) {
+  uint64_t seed = settings.seed;
+  do {
+    mismatch_in(algorithm, seed++);
+  } while (!settings.until.passed());
+}
+
+}  // namespace
+
+std::vector<Scenario> failure_scenarios() {
+  return {
+      {"abort", "one rank aborts from another thread amid operations", abort},
+      {"abort_recheck", "an abort that comes just before its rank sleeps", abort_recheck},
+      {"leave", "one rank leaves in good order, the others go on", leave},
+      {"timeout", "a rank that does not come is named", timeout},
+      {"mismatch/message", "operations that differ, found in messages",
+       [](const Settings& s) { mismatch("recursive_doubling", s); }},
+      {"mismatch/barrier", "operations that differ, found at a barrier",
+       [](const Settings& s) { mismatch("one_shot", s); }},
+  };
+}
+
+}  // namespace pycoll::stress
