@@ -288,7 +288,21 @@ def test_message_that_nobody_receives() -> None:
         programs, "leftover", "rank 2, lane 0, step 1", "rank 1 never receives", depth=4, rounds=3
     )
     # With fewer slots than rounds the sender gets stuck first.
-    rejected(programs, "deadlock", "rank 2, lane 0, step 1", "no step would", depth=2, rounds=3)
+    rejected(
+        programs,
+        "deadlock",
+        "rank 2, lane 0, step 1",
+        "rank 1 has no step for that",
+        depth=2,
+        rounds=3,
+    )
+
+
+def test_message_of_another_slice() -> None:
+    # The second copy of slice 0 arrives where slice 1 is due.
+    programs = build("broadcast", "tree", 2)
+    edit(programs[0], lambda s: s.insert(0, s[0]))
+    rejected(programs, "mismatch", "rank 1, lane 0, step 0", "gets slice 0 in round 1", depth=4)
 
 
 def test_finished_result_summed_again() -> None:

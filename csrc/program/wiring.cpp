@@ -81,23 +81,62 @@ class Wirer {
   std::map<std::pair<int32_t, std::vector<int32_t>>, int32_t> barrier_index_;
 };
 
-// What the process waits for, in words, and the process that would have to move: -1 when no process
-// ever would.
-std::pair<std::string, int32_t> blocker(const Wiring& wiring, const ProcessState& state) {
+struct Blocker {
+  std::string reason;  // what the process waits for
+  int32_t rank;        // whose move it would be
+  int32_t process;     // of that rank; -1: none of its steps ever would
+};
+
+Blocker blocker(const Wiring& wiring, const ProcessState& state) {
   const size_t index = static_cast<size_t>(state.waits_for);
   if (state.wait == Wait::message) {
     const FifoEnds& fifo = wiring.fifos[index];
     return {concat("waits for a message from rank ", fifo.from, " on channel ", fifo.channel),
-            fifo.sender};
+            fifo.from, fifo.sender};
   }
   if (state.wait == Wait::slot) {
     const FifoEnds& fifo = wiring.fifos[index];
     return {concat("waits for a free slot to rank ", fifo.to, " on channel ", fifo.channel),
-            fifo.receiver};
+            fifo.to, fifo.receiver};
   }
   const BarrierMembers& barrier = wiring.barriers[index];
-  return {concat("waits in a barrier for rank ", barrier.ranks[state.arrived]),
-          barrier.processes[state.arrived]};
+  const int32_t rank = barrier.ranks[state.arrived];
+  return {concat("waits in a barrier for rank ", rank), rank, barrier.processes[state.arrived]};
+}
+
+// From the first process that is stuck to where the chain closes or ends.
+struct Chain {
+  std::vector<std::string> links;
+  std::string end;
+};
+
+Chain follow(const Wiring& wiring, std::span<const ProcessState> states) {
+  int32_t process = 0;
+  while (states[static_cast<size_t>(process)].done) ++process;
+  Chain chain;
+  std::vector<int32_t> path;
+  while (true) {
+    const ProcessState& state = states[static_cast<size_t>(process)];
+    const Blocker next = blocker(wiring, state);
+    path.push_back(process);
+    chain.links.push_back(wiring.describe(process, state.next_step) + " " + next.reason);
+    if (next.process < 0) {
+      chain.end = concat("rank ", next.rank, " has no step for that");
+      return chain;
+    }
+    if (states[static_cast<size_t>(next.process)].done) {
+      chain.end = concat("rank ", next.rank, " has finished all its steps");
+      return chain;
+    }
+    const auto seen = std::find(path.begin(), path.end(), next.process);
+    if (seen != path.end()) {
+      // What leads into a cycle is no part of it.
+      chain.links.erase(chain.links.begin(), chain.links.begin() + (seen - path.begin()));
+      chain.end = concat("which waits for rank ", next.rank, " again");
+      return chain;
+    }
+    process = next.process;
+  }
 }
 
 }  // namespace
@@ -170,39 +209,11 @@ bool lanes_share_chunks(const Program& program, bool in_place) {
 
 std::string describe_deadlock(const Wiring& wiring, std::span<const ProcessState> states) {
   constexpr size_t kShown = 8;
-  int32_t process = 0;
-  while (states[static_cast<size_t>(process)].done) ++process;
-  std::vector<int32_t> path;
-  std::vector<std::string> reasons;
-  while (std::find(path.begin(), path.end(), process) == path.end()) {
-    const ProcessState& state = states[static_cast<size_t>(process)];
-    auto [reason, next] = blocker(wiring, state);
-    path.push_back(process);
-    reasons.push_back(wiring.describe(process, state.next_step) + " " + reason);
-    if (next < 0 || states[static_cast<size_t>(next)].done) {
-      reasons.push_back(
-          next < 0 ? "where no step would do that"
-                   : concat("rank ", wiring.program_of(next).rank, " has finished all its steps"));
-      process = path.front();
-      break;
-    }
-    process = next;
-  }
-  // The chain that leads into a cycle is no part of it.
-  const size_t begin =
-      static_cast<size_t>(std::find(path.begin(), path.end(), process) - path.begin());
+  const Chain chain = follow(wiring, states);
   std::string text;
-  for (size_t i = begin; i < reasons.size(); ++i) {
-    if (i == begin + kShown && reasons.size() - i > 1) {
-      text += concat("; and ", reasons.size() - i, " more");
-      break;
-    }
-    text += concat(i == begin ? "" : "; ", reasons[i]);
-  }
-  if (reasons.size() == path.size()) {
-    text += concat("; which waits for rank ", wiring.program_of(process).rank, " again");
-  }
-  return text;
+  for (size_t i = 0; i < std::min(kShown, chain.links.size()); ++i) text += chain.links[i] + "; ";
+  if (chain.links.size() > kShown) text += concat(chain.links.size() - kShown, " more; ");
+  return text + chain.end;
 }
 
 }  // namespace pycoll::prover
