@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -222,13 +223,16 @@ def test_the_report_shows_the_run(tmp_path, alone):
     assert written == sample(model, corpus, count=20)
 
 
-def command(*arguments, timeout):
+def command(*arguments, timeout, tmp=None):
     """Runs `pycoll demo` in a process of its own."""
     line = [sys.executable, "-m", "pycoll", "demo", *arguments]
-    return subprocess.run(line, capture_output=True, text=True, timeout=timeout, check=False)
+    environment = dict(os.environ) | ({"TMPDIR": str(tmp)} if tmp else {})
+    return subprocess.run(
+        line, capture_output=True, text=True, timeout=timeout, check=False, env=environment
+    )
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [pytest.param("gloo", marks=pytest.mark.full), "pycoll"])
 def test_the_command_stops_resumes_and_tells_when_the_target_is_missed(backend, tmp_path):
     common = ("--backend", backend, "--steps", "4", "--batch", "2", "--quiet")
     common += ("--output", str(tmp_path / "out"))
@@ -242,6 +246,21 @@ def test_the_command_stops_resumes_and_tells_when_the_target_is_missed(backend, 
     assert (history["backend"], history["ranks"]) == (backend, 2)
     names = {file.name for file in (tmp_path / "out").iterdir()}
     assert names == {"checkpoint.pt", "history.json", "loss.png"}
+
+
+def test_a_rank_that_fails_is_named_and_nothing_is_left(tmp_path):
+    # Rank 0 cannot write its checkpoint: there is a folder in the way.
+    (tmp_path / "out" / "checkpoint.pt.part").mkdir(parents=True)
+    (tmp_path / "tmp").mkdir()
+    line = ("--backend", "gloo", "--steps", "1", "--batch", "2", "--quiet")
+    done = command(*line, "--output", str(tmp_path / "out"), timeout=120, tmp=tmp_path / "tmp")
+    assert done.returncode == 1
+    assert "rank 0 failed" in done.stderr
+    assert "IsADirectoryError" in done.stderr
+    assert "target was not reached" not in done.stderr
+    # (torch makes its compiler's cache folder whenever it is imported.)
+    left = [f.name for f in (tmp_path / "tmp").iterdir() if "torchinductor" not in f.name]
+    assert left == []
 
 
 @pytest.mark.full

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--resume: there is no checkpoint.pt in {job.output}")
     job.output.mkdir(parents=True, exist_ok=True)
     reached = launch(job, arguments.ranks)
+    if reached is None:
+        return 1
     print(f"\n  written: {', '.join(sorted(str(p) for p in job.output.iterdir()))}")
     if not reached:
         print("pycoll demo: the target was not reached", file=sys.stderr)
@@ -139,10 +143,10 @@ def make_job(arguments: argparse.Namespace, started: float) -> Job:
     return Job(config, arguments.backend, threads, arguments.output, started, arguments.quiet)
 
 
-def launch(job: Job, ranks: int) -> bool:
-    """Runs `job` in `ranks` processes; True when rank 0 reached the target.
+def launch(job: Job, ranks: int) -> bool | None:
+    """Runs `job` in `ranks` processes; whether rank 0 reached the target.
 
-    What goes wrong in a rank is shown with its rank and traceback, and counts as not reached.
+    None when a rank failed; its exception and traceback, or its signal, are on standard error.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -152,8 +156,7 @@ def launch(job: Job, ranks: int) -> bool:
 
     # It logs a failure three times over; the failure is printed below.
     logging.getLogger("torch").setLevel(logging.CRITICAL)
-    # The launcher leaves its folder of error files behind, so it gets one that goes away.
-    with tempfile.TemporaryDirectory(prefix="pycoll-demo-") as logs:
+    with temporary_files() as folder:
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -163,15 +166,27 @@ def launch(job: Job, ranks: int) -> bool:
             rdzv_endpoint="localhost:0",
             max_restarts=0,
             monitor_interval=0.1,
-            logs_specs=DefaultLogsSpecs(log_dir=logs),
+            logs_specs=DefaultLogsSpecs(log_dir=folder),
         )
         try:
             results: dict[int, bool] = elastic_launch(config, work)(job)
         except ChildFailedError as error:
             for rank, failure in sorted(error.failures.items()):
                 print(f"pycoll demo: rank {rank} failed: {describe(failure)}", file=sys.stderr)
-            return False
+            return None
     return results[0]
+
+
+@contextlib.contextmanager
+def temporary_files() -> Iterator[str]:
+    """A folder for all temporary files: the launcher leaves its logs and error files behind."""
+    before = tempfile.gettempdir()
+    with tempfile.TemporaryDirectory(prefix="pycoll-demo-") as folder:
+        tempfile.tempdir = folder
+        try:
+            yield folder
+        finally:
+            tempfile.tempdir = before
 
 
 def describe(failure: Any) -> str:
