@@ -11,10 +11,16 @@ namespace {
 
 // __builtin_cpu_supports also checks that the operating system saves the wider registers.
 #if defined(__x86_64__)
-bool runs_avx2() {
+bool has_f16c() {
   // clang does not know "f16c" by name.
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+
+bool runs_avx2() {
+  // Asked once: every operation looks up its kernels, and CPUID leaves a virtual machine, which
+  // costs microseconds. __builtin_cpu_supports reads memory.
+  static const bool f16c = has_f16c();
   return f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 
