@@ -6,21 +6,24 @@ Without: `pycoll.Communicator(pycoll.FileStore(path), rank, world_size)` on NumP
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
+from typing import TYPE_CHECKING, Any
 
-from pycoll._core import (
-    AbortedError,
-    Error,
-    InvalidArgumentError,
-    MismatchError,
-    OperatingSystemError,
-    PeerError,
-    TimeoutError,
-    UnsupportedError,
-)
-from pycoll.communicator import Communicator, Work
-from pycoll.store import FileStore
+if TYPE_CHECKING:
+    from pycoll._core import (
+        AbortedError,
+        Error,
+        InvalidArgumentError,
+        MismatchError,
+        OperatingSystemError,
+        PeerError,
+        TimeoutError,
+        UnsupportedError,
+    )
+    from pycoll.communicator import Communicator, Work
+    from pycoll.store import FileStore
 
 __version__ = "0.1.0"
 
@@ -38,6 +41,24 @@ __all__ = [
     "Work",
     "__version__",
 ]
+
+_HOMES = {"Communicator": "communicator", "Work": "communicator", "FileStore": "store"}
+
+
+def __getattr__(name: str) -> Any:
+    # On first use: `pycoll doctor` must start, and say why, when the native core does not load.
+    if name not in __all__:
+        raise AttributeError(f"module 'pycoll' has no attribute {name!r}")
+    try:
+        module = importlib.import_module(f"pycoll.{_HOMES.get(name, '_core')}")
+    except ImportError as error:
+        raise ImportError(
+            f"pycoll.{name} needs pycoll's native core, which does not load ({error}); "
+            "`pycoll doctor` says more, `pip install --no-build-isolation .` builds it"
+        ) from error
+    globals()[name] = getattr(module, name)
+    return globals()[name]
+
 
 if os.environ.get("PYCOLL_TORCH", "1") != "0" and importlib.util.find_spec("torch") is not None:
     from pycoll._registration import register

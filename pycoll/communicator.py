@@ -54,8 +54,8 @@ class Communicator:
 
     Arrays are NumPy arrays of any shape and strides: bool, integers, float16/32/64, bfloat16 (of
     the ml_dtypes package). Reductions exist for float16, bfloat16, float32, float64, int8, int16,
-    int32, int64 and uint8; 16-bit floating-point sums accumulate in float32 and are rounded once, integers
-    wrap. The result has the same bits on every rank.
+    int32, int64 and uint8; 16-bit floating-point sums accumulate in float32 and are rounded once,
+    integers wrap. The result has the same bits on every rank.
 
     Every method raises `InvalidArgumentError` (a ValueError) before memory is touched when an
     argument is wrong; `MismatchError` when ranks called different things, `PeerError` when a rank

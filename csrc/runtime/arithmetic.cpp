@@ -105,11 +105,12 @@ void Executor::store(Slice dst, Slice src, uint64_t count) {
 
 uint64_t slice_elements(const Program& program, const ReduceKernels* kernels, size_t element,
                         const TransportGeometry& geometry) {
-  uint64_t limit = std::numeric_limits<uint64_t>::max();
+  // Accumulators are scratch memory of a slice each: they are kept as small as messages.
+  const size_t widest = kernels != nullptr ? std::max(size_of(kernels->acc), element) : element;
+  uint64_t limit = program.acc_chunks > 0 ? geometry.slot_bytes / widest : uint64_t{1} << 40;
   for (const Lane& lane : program.lanes) {
     for (const Step& step : lane.steps) {
       if (!traits_of(step.kind).sends && !traits_of(step.kind).receives) continue;
-      const size_t widest = kernels != nullptr ? std::max(size_of(kernels->acc), element) : element;
       limit = std::min<uint64_t>(limit, geometry.slot_bytes / widest);
     }
   }
@@ -124,8 +125,7 @@ uint64_t slice_elements(const Program& program, const ReduceKernels* kernels, si
          " or PYCOLL_WINDOW_BYTES=", geometry.window_bytes, " is too small for ", program.algorithm,
          " with ", program.world_size, " ranks");
   }
-  // A Program without messages and windows has nothing to cut (barrier, one rank).
-  return std::min<uint64_t>(limit, uint64_t{1} << 40);
+  return limit;
 }
 
 }  // namespace pycoll

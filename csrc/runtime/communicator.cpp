@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "core/error.h"
+#include "runtime/float_mode.h"
 
 namespace pycoll {
 namespace {
@@ -254,6 +255,7 @@ void Communicator::drive(Lock& lock, const Interrupt& interrupt) {
 }
 
 void Communicator::execute(Operation& operation, const Interrupt& interrupt) {
+  const IeeeFloatMode ieee;
   transport_->announce(operation.call());
   executor_.start(operation.input_);
   moved_cpu_ = false;

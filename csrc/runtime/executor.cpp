@@ -164,12 +164,11 @@ void Executor::report_mismatch(int peer) const {
 }
 
 void Executor::check_message(const Message& message, const Step& step, uint64_t count) const {
-  if (message.tag.fingerprint != fingerprint_) report_mismatch(step.from);
   if (message.tag.bytes != count * wire_size(step.wire) || message.tag.wire != step.wire) {
     fail(ErrorKind::mismatch, "rank ", rank_, ", ", to_string(in_.call), ", algorithm ",
          in_.program->algorithm, ", step ", to_string(step), ": received ", message.tag.bytes,
-         " bytes, expected ", count * wire_size(step.wire),
-         ": sender and receiver do not run the same Program");
+         " bytes of ", name_of(message.tag.wire), "s, expected ", count * wire_size(step.wire),
+         " of ", name_of(step.wire), "s: sender and receiver do not run the same Program");
   }
 }
 
@@ -179,13 +178,14 @@ bool Executor::message_step(LaneState& lane, const Step& step, uint64_t count) {
   if (traits.receives) {
     message = transport_.receiver(step.from, step.channel).peek();
     if (!message) return false;
-    check_message(*message, step, count);
+    if (message->tag.fingerprint != fingerprint_) report_mismatch(step.from);
   }
   std::byte* slot = nullptr;
   if (traits.sends) {
     slot = transport_.sender(step.to, step.channel).acquire();
     if (slot == nullptr) return false;
   }
+  if (message) check_message(*message, step, count);
 
   const Slice src = traits.reads ? locate(lane, step.src) : Slice{};
   const Slice dst = traits.stores ? locate(lane, step.dst) : Slice{};
@@ -202,7 +202,10 @@ bool Executor::message_step(LaneState& lane, const Step& step, uint64_t count) {
     } else {
       combine_to_value(dst.data, terms, count);
     }
-    if (traits.stores && traits.sends) std::memcpy(slot, dst.data, count * form_size(dst.form));
+    // A vector of no elements may have no address, which memcpy must not be given.
+    if (traits.stores && traits.sends && count > 0) {
+      std::memcpy(slot, dst.data, count * form_size(dst.form));
+    }
   } else if (count > 0) {
     const std::byte* from = traits.receives ? message->data : src.data;
     const Wire wire = traits.receives ? step.wire : out;
