@@ -27,7 +27,7 @@ import torch.distributed as dist
 import pycoll  # noqa: F401  registers the backend
 
 CHUNK = 1 << 20  # elements filled or compared at a time
-FEWEST_ROUNDS = 5
+FEWEST_ROUNDS = 5  # unless the plan wants fewer
 # Batches whose calls are timed one by one. Reading the clock costs a call about 0.1 us, so they are
 # kept apart from the batches that give the median.
 STAMPED_ROUNDS = 3
@@ -99,11 +99,11 @@ class Group:
         for _ in range(count):
             all_reduce(tensor, group=group)
 
-    def batch(self, tensor: torch.Tensor, count: int) -> float:
-        """Seconds a call, from one pair of clock readings around `count` calls."""
+    def batch(self, tensor: torch.Tensor, count: int) -> list[float]:
+        """Seconds a call (one value), from two clock readings around `count` calls."""
         start = time.perf_counter()
         self.calls(tensor, count)
-        return (time.perf_counter() - start) / count
+        return [(time.perf_counter() - start) / count]
 
     def stamped_batch(self, tensor: torch.Tensor, count: int) -> list[float]:
         """Seconds of each of `count` calls."""
@@ -132,6 +132,8 @@ def algorithm_forced(contender: Contender) -> Iterator[None]:
 
 def slowest(values: list[float]) -> list[float]:
     """The maximum over ranks of each value (over the default group, which is no contender)."""
+    if not values:
+        return []
     tensor = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
     return tensor.tolist()
@@ -171,36 +173,30 @@ def measure_size(
     for sample, estimate in zip(samples, seconds, strict=True):
         sample.iterations = plan.iterations or max(1, round(plan.batch_seconds / estimate))
     round_seconds = sum(s.iterations * t for s, t in zip(samples, seconds, strict=True))
-    rounds = max(FEWEST_ROUNDS, min(plan.rounds, int(plan.size_seconds / round_seconds)))
+    rounds = min(plan.rounds, max(FEWEST_ROUNDS, int(plan.size_seconds / round_seconds)))
 
+    # Where every batch is one call, rounds have timed single calls already.
+    stamped = STAMPED_ROUNDS if max(sample.iterations for sample in samples) > 1 else 0
     pairs = list(zip(groups, samples, strict=True))
     gc.collect()
     gc.disable()
     try:
-        for _ in range(rounds):
-            shuffle.shuffle(pairs)  # the same seed, so the same order on every rank
-            for group, sample in pairs:
-                start_together(group, tensor, sample.iterations)
-                sample.rounds.append(group.batch(tensor, sample.iterations) * 1e6)
-        for _ in range(STAMPED_ROUNDS):
+        turns = [Group.batch] * rounds + [Group.stamped_batch] * stamped
+        shuffle.shuffle(turns)  # the same seed on every rank, so the same order
+        for turn in turns:
             shuffle.shuffle(pairs)
             for group, sample in pairs:
-                stamp(group, tensor, sample)
+                start_together(group, tensor, sample.iterations)
+                times = turn(group, tensor, sample.iterations)
+                kept = sample.calls if turn is Group.stamped_batch else sample.rounds
+                kept.extend(seconds * 1e6 for seconds in times)
     finally:
         gc.enable()
     for sample in samples:
         sample.rounds = slowest(sample.rounds)
-        # A batch of one call is a call.
-        sample.calls = slowest(sample.calls) if sample.calls else sample.rounds
+        singles = sample.rounds if sample.iterations == 1 else []
+        sample.calls = singles + slowest(sample.calls)
     return Row(tensor.numel() * tensor.element_size(), tensor.numel(), samples)
-
-
-def stamp(group: Group, tensor: torch.Tensor, sample: Sample) -> None:
-    if sample.iterations == 1:
-        return
-    start_together(group, tensor, sample.iterations)
-    times = group.stamped_batch(tensor, sample.iterations)
-    sample.calls.extend(seconds * 1e6 for seconds in times)
 
 
 def start_together(group: Group, tensor: torch.Tensor, iterations: int) -> None:
@@ -214,12 +210,12 @@ def start_together(group: Group, tensor: torch.Tensor, iterations: int) -> None:
 def calibrate(plan: Plan, group: Group, tensor: torch.Tensor) -> float:
     """Seconds a call as all ranks agree, after the warm-up (cut short where calls are slow)."""
     dist.barrier()
-    cold = slowest([group.batch(tensor, 1)])[0]
+    cold = slowest(group.batch(tensor, 1))[0]
     group.calls(tensor, min(plan.warmup - 1, int(plan.batch_seconds / cold)))
     enough = plan.batch_seconds / 5
     count = 1
     while True:
-        seconds = slowest([group.batch(tensor, count)])[0]
+        seconds = slowest(group.batch(tensor, count))[0]
         if count * seconds >= enough:
             return seconds
         count = max(count + 1, min(10 * count, int(enough / seconds) + 1))

@@ -189,6 +189,7 @@ def plot(runs: list[Run], file: Path, title: str) -> None:
             axes.plot(sizes, times, marker="o", markersize=3.5, linewidth=1.5, label=name)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
+        axes.set_xticks(sizes[:: 1 + len(sizes) // 9])
         axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: format_size(round(size))))
         axes.set_xlabel("bytes")
         axes.set_title(f"{run.ranks} ranks")
