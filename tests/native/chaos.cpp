@@ -149,8 +149,7 @@ class ChaosConnector final : public Connector {
     return inner_->why_not(description, other);
   }
   std::unique_ptr<Transport> connect(const ConnectRequest& request) override {
-    return std::make_unique<ChaosTransport>(inner_->connect(request), options_,
-                                            request.world_size);
+    return std::make_unique<ChaosTransport>(inner_->connect(request), options_, request.world_size);
   }
 
  private:

@@ -15,6 +15,7 @@ void run_episodes(const Settings& settings,
     WorldOptions options;
     options.world_size = 2 + static_cast<int>(i % kSizes);
     options.seed = mix(settings.seed) + i;
+    options.timeout = settings.patience;
     options.config.spin_us = (settings.seed + i / kSizes) % 2 == 0 ? 0 : -1;
     episode(options);
   }
@@ -114,8 +115,7 @@ void async_body(Rank& self) {
 }
 
 void async(const Settings& settings) {
-  run_episodes(settings,
-               [](const WorldOptions& options) { run_world(options, async_body); });
+  run_episodes(settings, [](const WorldOptions& options) { run_world(options, async_body); });
 }
 
 bool becomes_true(const std::atomic<bool>& flag) {

@@ -22,9 +22,10 @@ std::vector<Scenario> failure_scenarios();
 
 // Calls episode(options) for world sizes 2, 3, 4, 2, ... at least once each, then until the time is
 // up. Every second round of them goes to sleep as soon as it can.
-void run_episodes(const Settings& settings, const std::function<void(const WorldOptions&)>& episode);
+void run_episodes(const Settings& settings,
+                  const std::function<void(const WorldOptions&)>& episode);
 
-// Waits by the sleep protocol of transport.h; throws CheckFailed after 20 seconds.
-void wait_on(Transport& transport, const std::function<bool()>& ready);
+// Waits by the sleep protocol of transport.h; throws CheckFailed when patience is at an end.
+void wait_on(Transport& transport, Nanoseconds patience, const std::function<bool()>& ready);
 
 }  // namespace pycoll::stress

@@ -16,7 +16,13 @@ using namespace pycoll::stress;
 
 constexpr const char* kUsage =
     "usage: stress [--list] [--scenario NAME]... [--seed N] [--seconds S]\n"
-    "Without --scenario all run, each for S seconds.\n";
+    "              [--patience S]\n"
+    "Without --scenario all run, each for --seconds. An operation that takes longer than\n"
+    "--patience has failed.\n";
+
+Nanoseconds from_seconds(double seconds) {
+  return std::chrono::duration_cast<Nanoseconds>(std::chrono::duration<double>(seconds));
+}
 
 std::vector<Scenario> all_scenarios() {
   std::vector<Scenario> all = transport_scenarios();
@@ -31,6 +37,7 @@ struct Options {
   std::vector<std::string> names;
   uint64_t seed = 0;
   double seconds = 1;
+  double patience = 20;
 };
 
 std::optional<Options> parse(int argc, char** argv) {
@@ -49,6 +56,8 @@ std::optional<Options> parse(int argc, char** argv) {
       options.seed = std::strtoull(value.c_str(), nullptr, 10);
     } else if (name == "--seconds") {
       options.seconds = std::strtod(value.c_str(), nullptr);
+    } else if (name == "--patience") {
+      options.patience = std::strtod(value.c_str(), nullptr);
     } else {
       return std::nullopt;
     }
@@ -57,9 +66,8 @@ std::optional<Options> parse(int argc, char** argv) {
 }
 
 bool run_one(const Scenario& scenario, const Options& options) {
-  const auto limit = std::chrono::duration<double>(options.seconds);
-  const Settings settings{options.seed,
-                          Deadline::after(std::chrono::duration_cast<Nanoseconds>(limit))};
+  const Settings settings{options.seed, Deadline::after(from_seconds(options.seconds)),
+                          from_seconds(options.patience)};
   const auto began = Clock::now();
   try {
     scenario.run(settings);

@@ -5,18 +5,20 @@
 
 namespace pycoll::stress {
 
-void wait_on(Transport& transport, const std::function<bool()>& ready) {
+void wait_on(Transport& transport, Nanoseconds patience, const std::function<bool()>& ready) {
   for (int look = 0; look < 20; ++look) {
     if (ready()) return;
   }
-  const Deadline deadline = Deadline::after(std::chrono::seconds(20));
+  const Deadline deadline = Deadline::after(patience);
   while (!deadline.passed()) {
     transport.prepare_sleep();
     if (ready()) return transport.cancel_sleep();
-    transport.sleep(std::chrono::seconds(1));
-    if (ready()) return;
+    transport.sleep(patience);
+    if (!ready()) continue;
+    check(!deadline.passed(), "a wake-up was lost: the sleep ended by its limit only");
+    return;
   }
-  throw CheckFailed("nothing came within 20 s");
+  throw CheckFailed(concat("nothing came within ", to_seconds(patience), " s"));
 }
 
 namespace {
@@ -33,11 +35,11 @@ size_t words_in(uint32_t message) {
   return message % 5 == 0 ? message % kWords : kWords;
 }
 
-void send_all(Transport& transport) {
+void send_all(Transport& transport, Nanoseconds patience) {
   SendEnd& end = transport.sender(1, 0);
   for (uint32_t message = 0; message < kMessages; ++message) {
     std::byte* slot = nullptr;
-    wait_on(transport, [&] { return (slot = end.acquire()) != nullptr; });
+    wait_on(transport, patience, [&] { return (slot = end.acquire()) != nullptr; });
     for (size_t i = 0; i < words_in(message); ++i) {
       const uint64_t word = word_of(message, i);
       std::memcpy(slot + i * sizeof(word), &word, sizeof(word));
@@ -46,11 +48,11 @@ void send_all(Transport& transport) {
   }
 }
 
-void receive_all(Transport& transport) {
+void receive_all(Transport& transport, Nanoseconds patience) {
   RecvEnd& end = transport.receiver(0, 0);
   for (uint32_t message = 0; message < kMessages; ++message) {
     std::optional<Message> found;
-    wait_on(transport, [&] { return (found = end.peek()).has_value(); });
+    wait_on(transport, patience, [&] { return (found = end.peek()).has_value(); });
     check(found->tag.fingerprint == message, "message ", found->tag.fingerprint, " came where ",
           message, " was due");
     check(found->tag.bytes == words_in(message) * sizeof(uint64_t), "message ", message, " has ",
@@ -71,8 +73,41 @@ void fifo(const Settings& settings) {
   do {
     WorldOptions options;
     options.seed = settings.seed + round++;
-    run_transports(options, [](int rank, Transport& transport) {
-      rank == 0 ? send_all(transport) : receive_all(transport);
+    run_transports(options, [&](int rank, Transport& transport) {
+      rank == 0 ? send_all(transport, settings.patience)
+                : receive_all(transport, settings.patience);
+    });
+  } while (!settings.until.passed());
+}
+
+// Two ranks, two window buffers, a barrier a round.
+void exchange_windows(Transport& transport, int rank, Nanoseconds patience) {
+  Window& window = *transport.window();
+  for (uint32_t round = 1; round <= kMessages; ++round) {
+    const int parity = static_cast<int>(round % 2);
+    for (size_t i = 0; i < kWords; ++i) {
+      const uint64_t word = word_of(round, i) + static_cast<uint64_t>(rank);
+      std::memcpy(window.local(0, parity) + i * sizeof(word), &word, sizeof(word));
+    }
+    const Arrival mine(round, 0, 1);
+    window.arrive(0, mine);
+    wait_on(transport, patience, [&] { return window.arrival_of(1 - rank, 0).reached(mine); });
+    for (size_t i = 0; i < kWords; ++i) {
+      uint64_t word;
+      std::memcpy(&word, window.peer(1 - rank, 0, parity) + i * sizeof(word), sizeof(word));
+      check(word == word_of(round, i) + static_cast<uint64_t>(1 - rank), "round ", round, ": word ",
+            i, " of the peer's window is wrong");
+    }
+  }
+}
+
+void window(const Settings& settings) {
+  uint64_t episode = 0;
+  do {
+    WorldOptions options;
+    options.seed = settings.seed + episode++;
+    run_transports(options, [&](int rank, Transport& transport) {
+      exchange_windows(transport, rank, settings.patience);
     });
   } while (!settings.until.passed());
 }
@@ -133,6 +168,7 @@ void calls(const Settings& settings) {
 std::vector<Scenario> transport_scenarios() {
   return {
       {"fifo", "one FIFO, one direction, two slots", fifo},
+      {"window", "two windows, a barrier a round", window},
       {"calls", "announced calls read while they are overwritten", calls},
   };
 }

@@ -14,10 +14,7 @@ void MemoryStore::set(const std::string& key, const std::string& value) {
 
 std::optional<std::string> MemoryStore::get(const std::string& key, Nanoseconds timeout) {
   std::unique_lock lock(mutex_);
-  // Not wait_for: with a steady clock it calls pthread_cond_clockwait, which clang 14's
-  // ThreadSanitizer does not know.
-  const auto until = std::chrono::system_clock::now() + timeout;
-  change_.wait_until(lock, until, [&] { return values_.count(key) != 0; });
+  change_.wait_for(lock, timeout, [&] { return values_.count(key) != 0; });
   const auto found = values_.find(key);
   if (found == values_.end()) return std::nullopt;
   return found->second;
@@ -82,18 +79,17 @@ void run_threads(int world_size, const std::function<void(int)>& body) {
 void run_world(const WorldOptions& options, const std::function<void(Rank&)>& body) {
   Meeting meeting;
   run_threads(options.world_size, [&](int rank) {
-    const auto communicator = Communicator::make(
-        meeting.request(options, rank), meeting.connector(options, rank), options.timeout);
+    const auto communicator = Communicator::make(meeting.request(options, rank),
+                                                 meeting.connector(options, rank), options.timeout);
     const uint64_t own = mix(options.seed * 64 + 32 + static_cast<uint64_t>(rank));
-    Rank self{rank,     options.world_size,           *communicator,
+    Rank self{rank,     options.world_size,     *communicator,
               Rng(own), Rng(mix(options.seed)), Delays(options.delays, own)};
     body(self);
     communicator->close();
   });
 }
 
-void run_transports(const WorldOptions& options,
-                    const std::function<void(int, Transport&)>& body) {
+void run_transports(const WorldOptions& options, const std::function<void(int, Transport&)>& body) {
   Meeting meeting;
   run_threads(options.world_size, [&](int rank) {
     const auto connector = meeting.connector(options, rank);

@@ -54,6 +54,7 @@ Config tiny_config();
 struct Settings {
   uint64_t seed = 0;
   Deadline until = Deadline::after(Nanoseconds(0));  // begin no episode after that
+  Nanoseconds patience = std::chrono::seconds(20);   // with one operation
 };
 
 struct WorldOptions {

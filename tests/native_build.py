@@ -1,0 +1,110 @@
+"""Builds the native test programs from a copy of the sources, which a test may change.
+
+The copy and its builds live in build/tests/native and are kept between runs: only what changed is
+compiled again. A copy that an interrupted test left changed is mended by the next sync().
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PLACE = ROOT / "build" / "tests" / "native"
+SOURCE = PLACE / "source"
+COPIED = ["csrc", "cmake", "tests/native"]
+BUILD_DEADLINE_S = 900
+
+NEEDED = {
+    "clang++": "clang libclang-rt-dev (Debian 12: libclang-rt-14-dev)",
+    "cmake": "cmake",
+    "ninja": "ninja-build",
+}
+
+
+def why_not(*tools: str) -> str:
+    """What is missing and which Debian packages have it; empty when nothing is."""
+    missing = [tool for tool in tools if shutil.which(tool) is None]
+    if missing:
+        packages = " ".join(NEEDED[tool] for tool in missing)
+        return f"{', '.join(missing)} not found (Debian: apt-get install {packages})"
+    return ""
+
+
+@functools.cache
+def why_no_sanitizer(sanitizer: str) -> str:
+    """Why programs with that sanitizer cannot be built and run here; empty when they can."""
+    reason = why_not("clang++", "cmake", "ninja")
+    if reason:
+        return reason
+    PLACE.mkdir(parents=True, exist_ok=True)
+    probe = PLACE / f"probe-{sanitizer}"
+    command = ["clang++", f"-fsanitize={sanitizer}", "-x", "c++", "-", "-o", str(probe)]
+    done = subprocess.run(
+        command, input="int main() {}", capture_output=True, text=True, timeout=60, check=False
+    )
+    if done.returncode != 0:
+        packages = NEEDED["clang++"]
+        return f"clang++ has no {sanitizer} sanitizer (Debian: apt-get install {packages})"
+    done = subprocess.run([probe], capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode != 0:
+        return f"programs with the {sanitizer} sanitizer do not run here: {done.stderr[:200]}"
+    return ""
+
+
+def sync() -> None:
+    """Makes the copy equal to the sources, touching only files whose contents differ."""
+    for part in COPIED:
+        there, here = SOURCE / part, ROOT / part
+        wanted = {path.relative_to(here) for path in here.rglob("*") if path.is_file()}
+        for path in there.rglob("*"):
+            if path.is_file() and path.relative_to(there) not in wanted:
+                path.unlink()
+        for name in wanted:
+            contents = (here / name).read_bytes()
+            copy = there / name
+            if not copy.exists() or copy.read_bytes() != contents:
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy.write_bytes(contents)  # with the time of now: whatever depends on it is stale
+
+
+def run(command: list[str | Path], timeout: float) -> subprocess.CompletedProcess[str]:
+    """Runs a command, stderr in stdout. After the deadline it is killed, and its code is None."""
+    process = subprocess.Popen(
+        [str(part) for part in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, _ = process.communicate()
+        output += f"\nkilled after {timeout} s"
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    return subprocess.CompletedProcess(process.args, process.returncode, output, "")
+
+
+def build(sanitizer: str, *targets: str) -> Path:
+    """Compiles targets of tests/native/CMakeLists.txt and returns the directory they are in."""
+    where = PLACE / sanitizer
+    if not (where / "build.ninja").exists():
+        configure = ["cmake", "-S", SOURCE / "tests" / "native", "-B", where, "-G", "Ninja"]
+        options = ["-DCMAKE_CXX_COMPILER=clang++", f"-DPYCOLL_SANITIZER={sanitizer}"]
+        done = run([*configure, *options], BUILD_DEADLINE_S)
+        if done.returncode != 0:
+            shutil.rmtree(where, ignore_errors=True)
+            raise RuntimeError(f"cmake failed:\n{done.stdout}")
+    jobs = f"-j{min(4, len(os.sched_getaffinity(0)))}"
+    done = run(["ninja", "-C", where, jobs, *targets], BUILD_DEADLINE_S)
+    if done.returncode != 0:
+        raise RuntimeError(f"the native tests do not compile:\n{done.stdout[-4000:]}")
+    return where
