@@ -38,9 +38,11 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("-b", "--begin", type=size, default=4, help="smallest size (default 4)")
     what.add_argument("-e", "--end", type=size, help="largest size (default 256M)")
     what.add_argument("-f", "--factor", type=int, help="between sizes (default 4)")
-    what.add_argument("--sizes", help="these sizes instead, e.g. 4,1K,64M")
+    what.add_argument("--sizes", type=size_list, help="these sizes instead, e.g. 4,1K,64M")
     what.add_argument("-d", "--dtype", choices=DTYPES, default="float32", help="default float32")
-    what.add_argument("--ranks", default="2,4", help="processes, one run each (default 2,4)")
+    what.add_argument(
+        "--ranks", type=rank_list, default="2,4", help="processes, one run each (default 2,4)"
+    )
     what.add_argument(
         "--backends", default="gloo,pycoll", help="the first is the base of the ratios"
     )
@@ -78,6 +80,17 @@ def size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def size_list(text: str) -> list[int]:
+    return [size(part) for part in text.split(",")]
+
+
+def rank_list(text: str) -> list[int]:
+    counts = [int(part) for part in text.split(",") if part.strip().isdigit()]
+    if len(counts) != text.count(",") + 1 or min(counts) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of process counts, like 2,4")
+    return counts
+
+
 def choose_contenders(backends: str, algorithms: str | None) -> tuple[Contender, ...]:
     chosen = [Contender(name) for name in backends.split(",")]
     if algorithms:
@@ -98,10 +111,7 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
             setattr(arguments, name, size(value) if isinstance(value, str) else value)
     if arguments.factor < 2 or min(arguments.rounds, arguments.warmup) < 1 or arguments.iters < 0:
         raise SystemExit("--factor must be at least 2, --rounds and --warmup at least 1")
-    if arguments.sizes:
-        sizes = [size(text) for text in arguments.sizes.split(",")]
-    else:
-        sizes = sizes_between(arguments.begin, arguments.end, arguments.factor)
+    sizes = arguments.sizes or sizes_between(arguments.begin, arguments.end, arguments.factor)
     if not sizes:
         raise SystemExit("--begin is larger than --end: there is nothing to measure")
     return Plan(
@@ -183,7 +193,7 @@ def main() -> int:
     facts = machine()
     print("\n".join([*machine_lines(facts), policy(plan)]))
     started = time.monotonic()
-    runs = [report_run(plan, int(ranks)) for ranks in arguments.ranks.split(",")]
+    runs = [report_run(plan, ranks) for ranks in arguments.ranks]
     print(f"\n{time.monotonic() - started:.0f} s in all")
 
     if arguments.json:
