@@ -18,7 +18,7 @@ struct Config {
   uint64_t fifo_depth = 4;          // PYCOLL_FIFO_DEPTH: messages in flight between two ranks
   uint64_t window_bytes = 1 << 19;  // PYCOLL_WINDOW_BYTES: one buffer of directly read memory
   int64_t spin_us = -1;             // PYCOLL_SPIN_US: -1 chooses by ranks and CPUs
-  double connect_timeout = 60;      // PYCOLL_CONNECT_TIMEOUT: seconds to find and connect all peers
+  double connect_timeout = 300;     // PYCOLL_CONNECT_TIMEOUT: seconds to find and connect all peers
   std::string isa;                  // PYCOLL_ISA: forces a kernel instruction set; empty: the best
 
   // Throws Error(invalid_argument) that names the variable, its value and what is allowed.

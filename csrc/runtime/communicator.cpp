@@ -52,6 +52,7 @@ Communicator::Communicator(const BootstrapRequest& request, std::unique_ptr<Conn
       transport_(bootstrap(request, *connector)),
       selector_(config_.algo),
       wait_policy_(choose_wait_policy(world_size_, config_.spin_us)),
+      spin_budget_(wait_policy_),
       isa_(choose_isa(config_.isa)),
       executor_(
           *transport_,
@@ -256,11 +257,13 @@ void Communicator::drive(Lock& lock, const Interrupt& interrupt) {
 
 void Communicator::execute(Operation& operation, const Interrupt& interrupt) {
   const IeeeFloatMode ieee;
+  // A late call on a group that a peer has given up must not succeed by what was published before.
+  if (const auto text = transport_->peer_abort()) fail(ErrorKind::aborted, *text);
   transport_->announce(operation.call());
   executor_.start(operation.input_);
   moved_cpu_ = false;
   started_ = Clock::now();
-  Backoff backoff(wait_policy_);
+  Backoff backoff(wait_policy_, spin_budget_);
   while (!executor_.done()) {
     if (executor_.advance()) {
       backoff.reset();

@@ -97,7 +97,8 @@ class Communicator {
   Nanoseconds timeout_;  // guarded by mutex_
   std::unique_ptr<Transport> transport_;
   Selector selector_;
-  WaitPolicy wait_policy_;
+  const WaitPolicy wait_policy_;
+  SpinBudget spin_budget_;  // used by the driving thread
   Isa isa_;
   Executor executor_;            // used by the driving thread
   bool moved_cpu_ = false;       // by the driving thread, in this operation

@@ -72,7 +72,11 @@ bool Executor::advance_lane(LaneState& lane) {
   const auto& steps = lane.lane->steps;
   while (lane.round < rounds_ && lane.step < steps.size()) {
     const Step& step = steps[lane.step];
-    const uint64_t count = count_of(lane, step);
+    if (!lane.counted) {
+      lane.count = count_of(lane, step);
+      lane.counted = true;
+    }
+    const uint64_t count = lane.count;
     // Both sides skip a slice that is empty, except in the first round: there even an empty message
     // travels, so that operations on nothing still compare their fingerprints and keep in step.
     const bool skip = count == 0 && lane.round > 0 && step.kind != StepKind::barrier;
@@ -81,6 +85,7 @@ bool Executor::advance_lane(LaneState& lane) {
       if (!(this->*run)(lane, step, count)) return moved;
       moved = true;
     }
+    lane.counted = false;
     if (++lane.step == steps.size()) finish_round(lane);
   }
   return moved;

@@ -65,6 +65,8 @@ class Executor {
     const Lane* lane = nullptr;
     size_t step = 0;
     uint64_t round = 0;
+    uint64_t count = 0;  // elements of the current step, once a step: a waiting lane looks often
+    bool counted = false;
     uint32_t barriers = 0;   // passed in this operation
     size_t arrived = 0;      // members of the current barrier's group that have come
     bool announced = false;  // this rank's arrival at the current barrier

@@ -38,8 +38,12 @@ int available_cpus() {
 WaitPolicy choose_wait_policy(int ranks_on_host, int64_t spin_us) {
   WaitPolicy policy;
   policy.crowded = ranks_on_host > available_cpus();
-  policy.spin = std::chrono::microseconds(spin_us >= 0 ? spin_us : (policy.crowded ? 1 : 100));
-  policy.yields = policy.crowded ? 60 : 20;
+  policy.adaptive = spin_us < 0 && !policy.crowded;
+  policy.longest_spin =
+      std::chrono::microseconds(spin_us >= 0 ? spin_us : (policy.crowded ? 1 : 100));
+  // Among ranks that share CPUs a yield runs a peer. With a CPU for each, only strangers gain by
+  // it.
+  policy.yields = policy.crowded ? 60 : 2;
   return policy;
 }
 
@@ -58,12 +62,13 @@ bool move_to_another_cpu() {
 
 Backoff::Stage Backoff::next() {
   if (!spun_) {
-    if (looks_ == 0) spin_until_ = Clock::now() + policy_.spin;
+    if (looks_ == 0) spin_until_ = Clock::now() + budget_.get();
     if (++looks_ % kLooksPerClock != 0 || Clock::now() < spin_until_) {
       cpu_relax();
       return Stage::spin;
     }
     spun_ = true;
+    budget_.in_vain();
   }
   if (yields_ == policy_.yields) return Stage::sleep;
   ++yields_;

@@ -5,6 +5,7 @@
 // an idle rank burns no CPU.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "core/clock.h"
@@ -13,12 +14,35 @@ namespace pycoll {
 
 struct WaitPolicy {
   bool crowded = false;  // more ranks than CPUs
-  Nanoseconds spin{0};
-  int yields = 20;
+  bool adaptive = true;  // the spin shrinks where it does not pay
+  Nanoseconds longest_spin{0};
+  int yields = 2;
 };
 
 // spin_us < 0 chooses from the ranks on this host and the CPUs this process may use.
 WaitPolicy choose_wait_policy(int ranks_on_host, int64_t spin_us);
+
+// How long to spin, learnt from how waits end: twice as long after a spin that met its peer, half
+// as long after one that was in vain. A peer whose CPU is taken by other processes does not come
+// while we spin, and is woken sooner when we sleep.
+class SpinBudget {
+ public:
+  explicit SpinBudget(const WaitPolicy& policy)
+      : adaptive_(policy.adaptive), longest_(policy.longest_spin), now_(policy.longest_spin) {}
+  Nanoseconds get() const { return now_; }
+  void met() {
+    if (adaptive_) now_ = std::min(longest_, now_ * 2);
+  }
+  void in_vain() {
+    if (adaptive_) now_ = std::max(std::min(kShortest, longest_), now_ / 2);
+  }
+
+ private:
+  static constexpr Nanoseconds kShortest = std::chrono::microseconds(2);
+  bool adaptive_;
+  Nanoseconds longest_;
+  Nanoseconds now_;
+};
 
 // CPUs this process may use: affinity mask, capped by the cgroup quota (rounded up).
 int available_cpus();
@@ -40,17 +64,20 @@ class Backoff {
  public:
   enum class Stage { spin, yield, sleep };
 
-  explicit Backoff(const WaitPolicy& policy) : policy_(policy) {}
+  Backoff(const WaitPolicy& policy, SpinBudget& budget) : policy_(policy), budget_(budget) {}
   // Spins or yields; `sleep` says that the caller should.
   Stage next();
+  // Something moved: the next wait begins with spinning.
   void reset() {
+    if (looks_ > 0 && !spun_) budget_.met();
     looks_ = 0;
     yields_ = 0;
     spun_ = false;
   }
 
  private:
-  WaitPolicy policy_;
+  const WaitPolicy& policy_;
+  SpinBudget& budget_;
   uint32_t looks_ = 0;
   int yields_ = 0;
   bool spun_ = false;
