@@ -17,10 +17,10 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
-from helpers_threads import ThreadGroups
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers_threads import ThreadGroups
 from pool import communicator_ranks
 
 Array = npt.NDArray[Any]
@@ -57,7 +57,7 @@ def dtype_of(name: str) -> np.dtype:
     return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def table(rank: int, dtype: str, kind: str, size: int) -> Array:
     """Values of one rank, different at every position; `kind` says what a reduction needs."""
     rng = np.random.default_rng([rank, size, len(kind)])
@@ -261,7 +261,7 @@ def test_float16_average_does_not_overflow_and_a_sum_does(groups, algorithm):
 
 
 def special_values(dtype: str, world_size: int) -> list[Array]:
-    """Every combination of special values over the ranks, as bits: NaN payloads, zeros, inf, tiny."""
+    """All combinations of special values over three ranks: NaN payloads, zeros, inf, tiny."""
     item = dtype_of(dtype).itemsize
     unsigned = np.dtype(f"u{item}")
     one = dtype_of(dtype).type(1).tobytes()
@@ -559,7 +559,7 @@ def close_group_of_three() -> Iterator[None]:
 
 @st.composite
 def views(draw) -> Any:
-    """How to cut a view out of a larger array: shape, steps (also negative), offsets, axis order."""
+    """How to cut a view out of an array: shape, steps (also negative), offsets, axis order."""
     ndim = draw(st.integers(0, 4))
     shape = tuple(draw(st.integers(0, 5)) for _ in range(ndim))
     steps = tuple(draw(st.sampled_from([1, 1, 2, 3, -1, -2])) for _ in range(ndim))

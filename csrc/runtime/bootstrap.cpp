@@ -46,6 +46,23 @@ std::string key_of(const BootstrapRequest& request, int rank) {
   return concat(request.prefix, "/rank/", rank);
 }
 
+// Everything but these must be equal.
+bool may_differ(const std::string& name) {
+  return name == "transport" || name == "job_key";
+}
+
+void check_equal(const Record& first, const Record& record, size_t rank) {
+  for (const auto& [name, value] : first) {
+    if (may_differ(name)) continue;
+    const auto other = record.find(name);
+    const std::string theirs = other == record.end() ? "(not there)" : other->second;
+    if (theirs != value) {
+      fail(ErrorKind::mismatch, name, " differs between ranks: '", value, "' on rank 0, '", theirs,
+           "' on rank ", rank, ". It must be the same on every rank");
+    }
+  }
+}
+
 std::vector<Record> collect(const BootstrapRequest& request, const Deadline& deadline) {
   std::vector<Record> records;
   for (int rank = 0; rank < request.world_size; ++rank) {
@@ -63,27 +80,10 @@ std::vector<Record> collect(const BootstrapRequest& request, const Deadline& dea
            "size? (PYCOLL_CONNECT_TIMEOUT sets the limit)");
     }
     records.push_back(read_record(*text));
+    // At once: with a wrong world size the next rank may never come.
+    check_equal(records.front(), records.back(), records.size() - 1);
   }
   return records;
-}
-
-// Everything but these must be equal.
-bool may_differ(const std::string& name) {
-  return name == "transport" || name == "job_key";
-}
-
-void check_equal(const std::vector<Record>& records) {
-  for (size_t rank = 1; rank < records.size(); ++rank) {
-    for (const auto& [name, value] : records[0]) {
-      if (may_differ(name)) continue;
-      const auto other = records[rank].find(name);
-      const std::string theirs = other == records[rank].end() ? "(not there)" : other->second;
-      if (theirs != value) {
-        fail(ErrorKind::mismatch, name, " differs between ranks: '", value, "' on rank 0, '",
-             theirs, "' on rank ", rank, ". It must be the same on every rank");
-      }
-    }
-  }
 }
 
 void check_viable(const Agreement& agreement, Connector& connector) {
@@ -102,7 +102,6 @@ void check_viable(const Agreement& agreement, Connector& connector) {
 Agreement agree(const BootstrapRequest& request, Connector& connector, const Deadline& deadline) {
   request.store->set(key_of(request, request.rank), write_record(my_record(request, connector)));
   std::vector<Record> records = collect(request, deadline);
-  check_equal(records);
   Agreement agreement;
   agreement.job_key = records[0]["job_key"];
   for (Record& record : records) agreement.descriptions.push_back(record["transport"]);

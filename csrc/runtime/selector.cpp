@@ -64,8 +64,12 @@ SelectionRule parse_rule(Collective collective, const std::string& text) {
       fail(ErrorKind::invalid_argument, "'", text,
            "' in PYCOLL_ALGO: sizes are written FROM-TO, like 8k-1M");
     }
-    rule.from = parse_bytes(range.substr(0, dash));
-    rule.to = parse_bytes(range.substr(dash + 1));
+    try {
+      rule.from = parse_bytes(range.substr(0, dash));
+      rule.to = parse_bytes(range.substr(dash + 1));
+    } catch (const Error& error) {
+      fail(ErrorKind::invalid_argument, "'", text, "' in PYCOLL_ALGO: ", error.what());
+    }
   }
   if (rule.algorithm != "auto" && find_algorithm(collective, rule.algorithm) == nullptr) {
     fail(ErrorKind::invalid_argument, "'", rule.algorithm, "' in PYCOLL_ALGO is no algorithm of ",

@@ -149,10 +149,9 @@ inline void check_list(const char* operation, const char* name, const std::vecto
     check_tensor(operation, concat(name, " ", i).c_str(), list[i], access);
     if (list[i].numel() != single.numel() || list[i].scalar_type() != single.scalar_type()) {
       C10_THROW_ERROR(
-          ValueError,
-          concat("pycoll ", operation, ": ", name, " ", i, " has shape ", list[i].sizes(),
-                 " and type ", list[i].scalar_type(), ", expected ", single.sizes(), " and ",
-                 single.scalar_type(), " (all ranks must have the same shape and type)"));
+          Error, concat("pycoll ", operation, ": ", name, " ", i, " has shape ", list[i].sizes(),
+                        " and type ", list[i].scalar_type(), ", expected ", single.sizes(), " and ",
+                        single.scalar_type(), " (all ranks must have the same shape and type)"));
     }
   }
 }

@@ -1,0 +1,705 @@
+"""Ranks that die, stop, leave or are interrupted, and what a group leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import re
+import signal
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import pycoll
+from helpers_threads import ThreadRanks
+from pool import communicator_ranks, run_ranks, torch_ranks
+from test_collectives import ALGORITHMS
+
+PROMPTLY = 1.0  # seconds from the death of a rank to the error on every survivor
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    before = set(os.listdir("/dev/shm"))
+    yield
+    left = {name for name in set(os.listdir("/dev/shm")) - before if "pycoll" in name}
+    assert not left
+
+
+def error_of(function):
+    """(class name, message, monotonic time) of the pycoll.Error that a call raises."""
+    try:
+        function()
+    except pycoll.Error as error:
+        return type(error).__name__, str(error), time.monotonic()
+    raise AssertionError("no error was raised")
+
+
+def die_at(moment):
+    """SIGKILL to this process from a thread, once `moment` has come."""
+
+    def kill():
+        time.sleep(max(0.0, moment - time.monotonic()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=kill, daemon=True).start()
+
+
+# ---- Death ----
+
+
+def loop_until_error(communicator, victim, algorithm, size):
+    array = np.zeros(size, np.float32)
+    communicator.all_reduce(array, algorithm=algorithm)
+    # The clock is the same in all processes of a host: they agree when the victim dies.
+    now = np.array([time.monotonic()])
+    communicator.all_reduce(now, "max")
+    moment = float(now[0]) + 0.3
+    if communicator.rank == victim:
+        die_at(moment)
+
+    def loop():
+        while True:
+            communicator.all_reduce(array, algorithm=algorithm)
+
+    kind, text, when = error_of(loop)
+    again = error_of(communicator.barrier)
+    return kind, text, when - moment, again[:2], time.process_time()
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("algorithm", ALGORITHMS["all_reduce"])
+def test_a_killed_rank_is_named_within_a_second(world_size, algorithm):
+    victim = world_size - 1 if algorithm in ("ring", "two_shot") else 0
+    args = (victim, algorithm, 1_000_000)
+    results = communicator_ranks(world_size, loop_until_error, *args, check=False, timeout=20)
+    assert results[victim].exitcode == -signal.SIGKILL
+    kinds = set()
+    for result in results:
+        if result.rank == victim:
+            continue
+        assert result.exitcode == 0, result.report()
+        assert result.error is None, result.report()
+        assert "terminate called" not in result.stderr
+        kind, text, after, again, _ = result.value
+        kinds.add(kind)
+        assert f"rank {victim} died" in text, text
+        assert after < PROMPTLY
+        assert again == (kind, text), "a later call does not tell the same"
+    assert "PeerError" in kinds
+    assert kinds <= {"PeerError", "AbortedError"}
+
+
+def barrier_until_error(communicator, victim):
+    communicator.barrier()
+    if communicator.rank == victim:
+        time.sleep(0.5)  # the others are asleep in the kernel by now
+        os.kill(os.getpid(), signal.SIGKILL)
+    start = time.process_time(), time.monotonic()
+    kind, text, when = error_of(communicator.barrier)
+    return kind, text, when - start[1], time.process_time() - start[0]
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_rank_killed_while_the_others_sleep(world_size):
+    results = communicator_ranks(world_size, barrier_until_error, 1, check=False)
+    for result in results:
+        if result.rank == 1:
+            continue
+        assert result.exitcode == 0, result.report()
+        kind, text, waited, cpu = result.value
+        assert kind in ("PeerError", "AbortedError")
+        assert "rank 1 died" in text
+        assert 0.4 < waited < 0.5 + PROMPTLY
+        assert cpu < 0.2
+
+
+def torch_loop_until_error(rank, world_size, victim):
+    import torch
+    import torch.distributed as dist
+
+    tensor = torch.ones(1 << 18)
+    dist.all_reduce(tensor)
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    if rank == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        for _ in range(100_000):
+            dist.all_reduce(tensor)
+    except dist.DistBackendError as error:
+        first = str(error)
+    try:
+        dist.all_reduce(tensor, async_op=True).wait()
+    except dist.DistBackendError as error:
+        return first, str(error)
+    return None
+
+
+def test_torch_survivors_get_a_dist_backend_error():
+    results = torch_ranks(3, torch_loop_until_error, 2, check=False)
+    for result in results[:2]:
+        assert result.exitcode == 0, result.report()
+        assert all("rank 2 died" in text for text in result.value)
+
+
+def survivors_regroup(rank, world_size, directory):
+    store = pycoll.FileStore(directory)
+    communicator = pycoll.Communicator(store, rank, world_size, name="first")
+    communicator.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    error_of(lambda: [communicator.barrier() for _ in range(1000)])
+    communicator.close()
+    second = pycoll.Communicator(store, rank - (rank > 1), world_size - 1, name="second")
+    array = np.full(1000, rank + 1.0)
+    second.all_reduce(array)
+    return array[0]
+
+
+def test_survivors_can_form_a_new_group():
+    results = run_ranks(3, survivors_regroup, check=False)
+    assert [results[0].value, results[2].value] == [4.0, 4.0], results[0].report()
+
+
+# ---- Stopped, late, leaving ----
+
+
+def wait_for_stopped(communicator, victim):
+    communicator.barrier()
+    if communicator.rank == victim:
+        os.kill(os.getpid(), signal.SIGSTOP)  # the pool kills it at the end
+    array = np.ones(300_000)
+    start = time.monotonic()
+    kind, text, when = error_of(lambda: communicator.all_reduce(array, timeout=1.0))
+    os.kill(communicator_pids(communicator)[victim], signal.SIGCONT)
+    return kind, text, when - start
+
+
+def communicator_pids(communicator):
+    """Filled by stopped_rank, which knows them."""
+    return communicator.pids
+
+
+def stopped_rank(communicator, victim):
+    pids = np.zeros((communicator.world_size, 1), np.int64)
+    communicator.all_gather(pids, np.array([os.getpid()], np.int64))
+    communicator.pids = [int(pid) for pid in pids[:, 0]]
+    if communicator.rank == victim:
+        with contextlib.suppress(pycoll.Error):
+            return wait_for_stopped(communicator, victim)
+    return wait_for_stopped(communicator, victim)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_stopped_rank_is_named_at_the_deadline(world_size):
+    results = communicator_ranks(world_size, stopped_rank, 1, check=False, timeout=15)
+    for result in results:
+        if result.rank == 1:
+            continue
+        assert result.error is None, result.report()
+        kind, text, waited = result.value
+        assert 0.9 < waited < 2.0
+        assert "rank 1" in text
+        if kind == "TimeoutError":
+            for word in ("Timed out", "all_reduce #3", "300000 x float64", "barrier #2"):
+                assert word in text, text
+        else:  # another rank's deadline came first
+            assert kind == "AbortedError"
+            assert "Timed out" in text
+
+
+def late_rank(communicator, seconds):
+    communicator.barrier()
+    if communicator.rank == 2:
+        time.sleep(seconds)
+    start = time.monotonic()
+    kind, text, when = error_of(lambda: communicator.broadcast(np.ones(4), 2, timeout=0.3))
+    return kind, text, when - start
+
+
+def test_a_timeout_says_who_is_late_and_by_how_much():
+    results = communicator_ranks(3, late_rank, 1.2)
+    for rank in (0, 1):
+        kind, text, waited = results[rank].value
+        assert 0.25 < waited < 0.8
+        for word in ("Timed out", "0.3", "broadcast #2", "root 2", "rank 2", "barrier #1"):
+            assert word in text, text
+        assert kind in ("TimeoutError", "AbortedError")
+    assert "TimeoutError" in [results[rank].value[0] for rank in (0, 1)]
+    # Whoever was late learns that the group is gone, at once.
+    kind, text, waited = results[2].value
+    assert kind == "AbortedError"
+    assert waited < 0.25
+
+
+def raise_on_one(rank, world_size, directory):
+    with pycoll.Communicator(pycoll.FileStore(directory), rank, world_size) as communicator:
+        communicator.barrier()
+        if rank == 1:
+            raise ZeroDivisionError("the reason")
+        start = time.monotonic()
+        kind, text, when = error_of(communicator.barrier)
+        return kind, text, when - start
+
+
+def test_an_exception_on_one_rank_reaches_the_others():
+    results = run_ranks(3, raise_on_one, check=False)
+    assert results[1].error.is_a("ZeroDivisionError")
+    for rank in (0, 2):
+        kind, text, waited = results[rank].value
+        assert kind == "AbortedError"
+        assert "rank 1" in text
+        assert "ZeroDivisionError: the reason" in text
+        assert waited < PROMPTLY
+
+
+def leave_on_one(communicator, how):
+    communicator.barrier()
+    if communicator.rank == 1:
+        if how == "close":
+            communicator.close()
+        elif how == "collected":
+            del communicator
+            gc.collect()
+        elif how == "exit":
+            os._exit(3)
+        return None
+    start = time.monotonic()
+    kind, text, when = error_of(lambda: communicator.all_reduce(np.ones(50_000)))
+    return kind, text, when - start
+
+
+@pytest.mark.parametrize("how", ["close", "collected", "exit", "return"])
+def test_a_rank_that_leaves_is_named(how):
+    results = communicator_ranks(3, leave_on_one, how, check=False)
+    assert results[1].exitcode == (3 if how == "exit" else 0)
+    for rank in (0, 2):
+        kind, text, waited = results[rank].value
+        assert kind in ("PeerError", "AbortedError"), text
+        assert re.search(r"rank 1 (died|left|closed)", text), text
+        assert waited < PROMPTLY + 0.5  # the process exits first
+
+
+def last_to_finish(communicator, slow):
+    total = np.ones(200_000)
+    communicator.all_reduce(total, algorithm="ring")
+    parts = np.zeros((communicator.world_size, 3))
+    communicator.all_gather(parts, np.full(3, communicator.rank, float))
+    array = np.full(20_000, 7.0 + communicator.rank)
+    if communicator.rank == slow:
+        time.sleep(0.4)
+    communicator.broadcast(array, 0)  # the root leaves at once: what it sent is still there
+    return total[-1], parts[:, 0].tolist(), array[0]
+
+
+@pytest.mark.parametrize("slow", [1, 2])
+def test_exit_without_close_is_no_error_for_those_who_still_read(slow):
+    results = communicator_ranks(3, last_to_finish, slow)
+    assert [result.value for result in results] == [(3.0, [0, 1, 2], 7.0)] * 3
+
+
+def torch_exit_without_destroy(rank, world_size, directory, end):
+    import torch
+    import torch.distributed as dist
+
+    store = dist.FileStore(os.path.join(directory, "store"), world_size)
+    dist.init_process_group("pycoll", store=store, rank=rank, world_size=world_size)
+    works = [dist.all_reduce(torch.ones(1000), async_op=True) for _ in range(50)]
+    if end == "raise":
+        raise ZeroDivisionError
+    return len(works)
+
+
+@pytest.mark.parametrize("end", ["return", "raise"])
+def test_torch_exit_without_destroy_with_works_in_flight(end):
+    results = run_ranks(2, torch_exit_without_destroy, end, check=False, timeout=15)
+    for result in results:
+        assert result.exitcode == 0, result.report()
+        assert "terminate called" not in result.stderr
+        assert not result.stuck
+        assert (result.error is None) == (end == "return")
+
+
+# ---- Interruption and abort ----
+
+
+def interrupted(communicator, how):
+    communicator.barrier()
+    array = np.ones(1000)
+    if communicator.rank == 0:
+        time.sleep(2.5)
+        start = time.monotonic()
+        kind, text, when = error_of(lambda: communicator.all_reduce(array))
+        return kind, text, when - start
+    if communicator.rank == 1:
+        timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+    start = time.monotonic()
+    try:
+        if how == "async":
+            communicator.all_reduce(array, async_op=True).wait()
+        else:
+            communicator.all_reduce(array)
+    except KeyboardInterrupt:
+        return "KeyboardInterrupt", "", time.monotonic() - start
+    except pycoll.Error as error:
+        return type(error).__name__, str(error), time.monotonic() - start
+    return None
+
+
+def test_control_c_interrupts_a_waiting_rank_and_its_peers():
+    results = [result.value for result in communicator_ranks(3, interrupted, "sync")]
+    assert results[1][0] == "KeyboardInterrupt"
+    assert 0.4 < results[1][2] < 0.5 + PROMPTLY
+    for rank in (0, 2):
+        kind, text, _ = results[rank]
+        assert kind == "AbortedError"
+        assert "rank 1" in text
+        assert "interrupted" in text
+    assert results[2][2] < 0.5 + PROMPTLY
+    assert results[0][2] < 0.3
+
+
+def test_control_c_interrupts_the_wait_for_an_async_operation():
+    results = [result.value for result in communicator_ranks(3, interrupted, "async", check=False)]
+    assert results[1][0] == "KeyboardInterrupt"
+    assert 0.4 < results[1][2] < 0.5 + PROMPTLY
+
+
+def aborting(communicator):
+    communicator.barrier()
+    start = time.monotonic()
+    if communicator.rank == 1:
+        time.sleep(0.3)
+        communicator.abort("validation diverged")
+        took = time.monotonic() - start - 0.3
+        kind, text, _ = error_of(communicator.barrier)
+        return kind, text, took
+    work = communicator.all_reduce(np.ones(100), async_op=True)
+    if communicator.rank == 2:  # in a thread of its own, while the main thread waits
+        kind, text, when = error_of(work.wait)
+    else:
+        kind, text, when = error_of(communicator.barrier)
+    return kind, text, when - start
+
+
+def test_abort_ends_everything_everywhere():
+    for result in communicator_ranks(3, aborting):
+        kind, text, waited = result.value
+        assert kind == "AbortedError"
+        assert "rank 1" in text
+        assert "validation diverged" in text
+        assert waited < 0.3 + PROMPTLY
+        if result.rank == 1:
+            assert waited < 0.1
+
+
+def abort_in_thread(communicator):
+    communicator.barrier()
+    if communicator.rank == 0:
+        threading.Timer(0.3, communicator.abort, ("from a thread",)).start()
+    if communicator.rank == 2:
+        time.sleep(0.6)
+    start = time.monotonic()
+    kind, text, when = error_of(communicator.barrier)
+    return kind, text, when - start
+
+
+def test_abort_from_another_thread_frees_a_waiting_one():
+    for result in communicator_ranks(3, abort_in_thread):
+        kind, text, waited = result.value
+        assert kind == "AbortedError"
+        assert "from a thread" in text
+        assert waited < 0.3 + PROMPTLY
+
+
+# ---- Joining ----
+
+
+def test_a_missing_rank_is_named(tmp_path):
+    store = pycoll.FileStore(tmp_path)
+    options = {"PYCOLL_CONNECT_TIMEOUT": "0.5"}
+    start = time.monotonic()
+    with pytest.raises(pycoll.TimeoutError, match="rank 1 to join the group") as caught:
+        pycoll.Communicator(store, 0, 2, options=options)
+    assert time.monotonic() - start < 2
+    assert "PYCOLL_CONNECT_TIMEOUT" in str(caught.value)
+    assert isinstance(caught.value, TimeoutError)
+
+
+def join_alone(rank, world_size, directory):
+    threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
+    start = time.monotonic()
+    try:
+        pycoll.Communicator(pycoll.FileStore(directory), 0, 2)
+    except KeyboardInterrupt:
+        return time.monotonic() - start
+    return None
+
+
+def test_control_c_interrupts_joining():
+    assert run_ranks(1, join_alone)[0].value < 0.4 + 1.5
+
+
+def addresses():
+    """Abstract sockets of pycoll on this host."""
+    with open("/proc/net/unix") as file:
+        return set(re.findall(r"@(pycoll-[0-9a-f]+)", file.read()))
+
+
+def test_a_stranger_at_the_socket_does_no_harm(tmp_path):
+    store = pycoll.FileStore(tmp_path)
+    known = addresses()
+    made = []
+    first = threading.Thread(target=lambda: made.append(pycoll.Communicator(store, 0, 2)))
+    first.start()
+    deadline = time.monotonic() + 5
+    while not (listening := addresses() - known) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    strangers = []
+    for packet in (
+        b"",
+        b"garbage",
+        b"pycoll-shm-1 wrongkey 1",
+        b"pycoll-shm-1 x y z",
+        b"\0" * 4000,
+    ):
+        for name in listening:
+            stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            stranger.connect("\0" + name)
+            if packet:
+                stranger.send(packet)
+            strangers.append(stranger)
+    second = pycoll.Communicator(store, 1, 2)
+    first.join(20)
+    arrays = [np.arange(5.0), np.arange(5.0)]
+    thread = threading.Thread(target=made[0].all_reduce, args=(arrays[0],))
+    thread.start()
+    second.all_reduce(arrays[1])
+    thread.join()
+    np.testing.assert_array_equal(arrays, [2 * np.arange(5.0)] * 2)
+    for stranger in strangers:
+        stranger.close()
+    second.close()
+    made[0].close()
+
+
+# ---- Fork ----
+
+
+def fork_children(communicator):
+    array = np.ones(1000)
+    communicator.all_reduce(array)
+    children = []
+    for how in ("use", "drop", "exit"):
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            text = b"nothing was raised"
+            if how == "use":
+                try:
+                    communicator.all_reduce(array)
+                except pycoll.InvalidArgumentError as error:
+                    text = str(error).encode()
+            elif how == "drop":
+                communicator.close()
+                del communicator
+                gc.collect()
+            os.write(write, text)
+            os._exit(0)
+        os.close(write)
+        children.append((child, read))
+    texts = []
+    for child, read in children:
+        texts.append(os.read(read, 4096).decode())
+        _, status = os.waitpid(child, 0)
+        assert status == 0
+        os.close(read)
+    for _ in range(20):
+        communicator.all_reduce(array)
+    communicator.all_reduce(array, async_op=True).wait()
+    return texts[0], array[0]
+
+
+def test_forked_children_do_no_harm():
+    for result in communicator_ranks(2, fork_children):
+        text, value = result.value
+        assert "forked" in text
+        assert value == 2.0**22
+
+
+def death_with_a_living_child(communicator):
+    """A forked child that lives on must not hide its parent's death."""
+    communicator.barrier()
+    if communicator.rank == 1:
+        if os.fork() == 0:
+            time.sleep(2)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    start = time.monotonic()
+    kind, text, when = error_of(lambda: [communicator.barrier() for _ in range(2)])
+    return kind, text, when - start
+
+
+def test_a_forked_child_does_not_hide_its_parents_death():
+    result = communicator_ranks(2, death_with_a_living_child, check=False)[0]
+    kind, text, waited = result.value
+    assert kind == "PeerError"
+    assert "rank 1 died" in text
+    assert waited < PROMPTLY
+
+
+class Squares:
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return float(index * index)
+
+
+def with_data_loader(rank, world_size):
+    import torch
+    import torch.distributed as dist
+
+    dist.all_reduce(torch.ones(3))
+    totals = []
+    for _ in range(3):
+        loader = torch.utils.data.DataLoader(
+            Squares(), batch_size=4, num_workers=2, multiprocessing_context="fork"
+        )
+        for batch in loader:
+            total = batch.sum()
+            dist.all_reduce(total)
+            dist.all_reduce(total, async_op=True).wait()
+            totals.append(float(total))
+    return totals
+
+
+def test_data_loader_workers_that_fork():
+    results = torch_ranks(2, with_data_loader, timeout=60)
+    expected = [4.0 * sum(i * i for i in range(a, a + 4)) for a in (0, 4, 8)] * 3
+    assert [result.value for result in results] == [expected] * 2
+
+
+# ---- What is left, what it costs ----
+
+
+def resources():
+    with open("/proc/self/statm") as file:
+        pages = int(file.read().split()[1])
+    with open("/proc/self/maps") as file:
+        mappings = sum("memfd:pycoll" in line for line in file)
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "mappings": mappings,
+        "megabytes": pages * 4096 / 2**20,
+    }
+
+
+def make_and_close(rank, world_size, directory, times):
+    store = pycoll.FileStore(directory)
+    measured = []
+    for i in range(times):
+        communicator = pycoll.Communicator(store, rank, world_size, name=f"group{i}")
+        array = np.ones(3000)
+        communicator.all_reduce(array)
+        if i % 2:
+            communicator.all_reduce(array, async_op=True).wait()
+        if i % 3:
+            communicator.close()
+        del communicator
+        if i in (20, times - 1):
+            measured.append(resources())
+    return measured
+
+
+@pytest.mark.parametrize("times", [200, pytest.param(2000, marks=pytest.mark.full)])
+def test_making_and_closing_groups_leaves_nothing(times):
+    for result in run_ranks(2, make_and_close, times, timeout=200):
+        early, late = result.value
+        assert late["mappings"] == 0
+        assert late["descriptors"] <= early["descriptors"]
+        assert late["threads"] <= early["threads"]
+        assert late["megabytes"] - early["megabytes"] < 4
+
+
+def torch_make_and_destroy(rank, world_size, times):
+    import torch
+    import torch.distributed as dist
+
+    measured = []
+    for i in range(times):
+        group = dist.new_group()
+        tensor = torch.ones(100)
+        dist.all_reduce(tensor, group=group)
+        dist.all_reduce(tensor, group=group, async_op=True).wait()
+        dist.destroy_process_group(group)
+        if i in (20, times - 1):
+            measured.append(resources())
+    return measured
+
+
+def test_torch_groups_leave_nothing():
+    for result in torch_ranks(2, torch_make_and_destroy, 100, timeout=60):
+        early, late = result.value
+        assert late["descriptors"] <= early["descriptors"] + 2
+        assert late["threads"] <= early["threads"] + 1
+        assert late["mappings"] <= early["mappings"]
+        assert late["megabytes"] - early["megabytes"] < 10
+
+
+def many_operations(communicator, times):
+    array = np.ones(64)
+    work = None
+    for i in range(times):
+        if i % 4 == 3:
+            work = communicator.broadcast(array, i % 2, async_op=True)
+            work.wait()
+        else:
+            communicator.all_reduce(array, "max", algorithm=ALGORITHMS["all_reduce"][i % 5])
+        if i == times // 10:
+            early = resources()
+    return early, resources()
+
+
+@pytest.mark.parametrize("times", [20_000, pytest.param(100_000, marks=pytest.mark.full)])
+def test_memory_is_flat_over_many_operations(times):
+    for result in communicator_ranks(2, many_operations, times, timeout=250):
+        early, late = result.value
+        assert late["megabytes"] - early["megabytes"] < 2
+        assert late["descriptors"] == early["descriptors"]
+        assert late["threads"] <= early["threads"]
+
+
+def idle_cpu(communicator):
+    communicator.barrier()
+    if communicator.rank == 0:
+        time.sleep(3)
+    before = time.process_time()
+    start = time.monotonic()
+    communicator.barrier()
+    return time.monotonic() - start, time.process_time() - before
+
+
+def test_a_waiting_rank_uses_no_cpu():
+    for result in communicator_ranks(3, idle_cpu)[1:]:
+        waited, cpu = result.value
+        assert waited > 2.5
+        assert cpu < 0.020
+
+
+def test_closing_twice_and_using_after_close():
+    group = ThreadRanks(2)
+    group.run(lambda communicator: communicator.close())
+    group.run(lambda communicator: communicator.close())
+    for communicator in group.communicators:
+        kind, text, _ = error_of(communicator.barrier)
+        assert kind == "AbortedError"
+        assert "closed" in text
+    group.close()
