@@ -97,6 +97,7 @@ MUTANTS = [
         "if (published_ - released_seen_ > place_.depth()) {",
         "one message more than there are slots",
         "fifo",
+        ("data race", "came where"),
     ),
     Mutant(
         "no_credit",

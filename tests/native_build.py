@@ -10,6 +10,7 @@ import functools
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,9 +26,15 @@ NEEDED = {
 }
 
 
+def find(tool: str) -> str | None:
+    """Where a tool is; pip puts cmake and ninja beside this Python, which may not be on PATH."""
+    beside = str(Path(sys.executable).parent)
+    return shutil.which(tool, path=os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]))
+
+
 def why_not(*tools: str) -> str:
     """What is missing and which Debian packages have it; empty when nothing is."""
-    missing = [tool for tool in tools if shutil.which(tool) is None]
+    missing = [tool for tool in tools if find(tool) is None]
     if missing:
         packages = " ".join(NEEDED[tool] for tool in missing)
         return f"{', '.join(missing)} not found (Debian: apt-get install {packages})"
@@ -71,7 +78,7 @@ def sync() -> None:
                 copy.write_bytes(contents)  # with the time of now: whatever depends on it is stale
 
 
-def run(command: list[str | Path], timeout: float) -> subprocess.CompletedProcess[str]:
+def run(command: list[str | Path | None], timeout: float) -> subprocess.CompletedProcess[str]:
     """Runs a command, stderr in stdout. After the deadline it is killed, and its code is None."""
     process = subprocess.Popen(
         [str(part) for part in command],
@@ -97,14 +104,18 @@ def build(sanitizer: str, *targets: str) -> Path:
     """Compiles targets of tests/native/CMakeLists.txt and returns the directory they are in."""
     where = PLACE / sanitizer
     if not (where / "build.ninja").exists():
-        configure = ["cmake", "-S", SOURCE / "tests" / "native", "-B", where, "-G", "Ninja"]
-        options = ["-DCMAKE_CXX_COMPILER=clang++", f"-DPYCOLL_SANITIZER={sanitizer}"]
+        configure = [find("cmake"), "-S", SOURCE / "tests" / "native", "-B", where, "-G", "Ninja"]
+        options = [
+            "-DCMAKE_CXX_COMPILER=clang++",
+            f"-DCMAKE_MAKE_PROGRAM={find('ninja')}",
+            f"-DPYCOLL_SANITIZER={sanitizer}",
+        ]
         done = run([*configure, *options], BUILD_DEADLINE_S)
         if done.returncode != 0:
             shutil.rmtree(where, ignore_errors=True)
             raise RuntimeError(f"cmake failed:\n{done.stdout}")
     jobs = f"-j{min(4, len(os.sched_getaffinity(0)))}"
-    done = run(["ninja", "-C", where, jobs, *targets], BUILD_DEADLINE_S)
+    done = run([find("ninja"), "-C", where, jobs, *targets], BUILD_DEADLINE_S)
     if done.returncode != 0:
         raise RuntimeError(f"the native tests do not compile:\n{done.stdout[-4000:]}")
     return where
