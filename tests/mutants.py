@@ -242,6 +242,15 @@ MUTANTS = [
         ("went to sleep after it was aborted",),
     ),
     Mutant(
+        "reason_overlooked",
+        "csrc/runtime/failure.cpp",
+        "    if (const auto text = transport_->peer_abort()) fail(ErrorKind::aborted, *text);\n",
+        "",
+        "a peer that aborted and left is blamed for leaving",
+        "abort_and_leave",
+        ("an error of another kind",),
+    ),
+    Mutant(
         "done_relaxed",
         "csrc/runtime/operation.h",
         "done_.store(true, std::memory_order_release)",

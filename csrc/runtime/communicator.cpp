@@ -232,7 +232,9 @@ void Communicator::drive(Lock& lock, const Interrupt& interrupt) {
     if (operation->request_.finalize) operation->request_.finalize();
   } catch (const Error& caught) {
     error = std::current_exception();
-    die(caught.what(), error, caught.kind() != ErrorKind::aborted);
+    // An abort of a peer is passed on: its own note to a third rank may come after our farewell,
+    // which that rank would then take for the reason.
+    die(caught.what(), error, true);
   } catch (...) {
     interruption = std::current_exception();
     const std::string reason =

@@ -38,6 +38,9 @@ void Communicator::look_for_trouble(const Operation& operation) {
     if (state == PeerState::alive) continue;
     // What it published before it went counts: only if that does not help is it missed.
     if (executor_.advance()) return;
+    // A peer that gave the group up says why before it goes: both may have come since the look
+    // above, and the reason names whoever is to blame.
+    if (const auto text = transport_->peer_abort()) fail(ErrorKind::aborted, *text);
     fail(ErrorKind::peer_failed, "rank ", peer,
          state == PeerState::died ? " died (its process is gone)" : " left the group",
          " while rank ", rank_, " waited for it in ", to_string(mine), " of ", world_size_,

@@ -122,7 +122,11 @@ class ChaosTransport final : public Transport {
   bool shares_cpu_with(int peer) override { return inner_->shares_cpu_with(peer); }
 
   PeerState peer_state(int peer) override { return inner_->peer_state(peer); }
-  std::optional<std::string> peer_abort() override { return inner_->peer_abort(); }
+  std::optional<std::string> peer_abort() override {
+    auto text = inner_->peer_abort();
+    if (options_.after_peer_abort) options_.after_peer_abort(*inner_);
+    return text;
+  }
   void send_abort(const std::string& reason) override { inner_->send_abort(reason); }
   void leave() override { inner_->leave(); }
 

@@ -17,6 +17,7 @@ struct ChaosOptions {
   uint64_t seed = 0;
   std::function<void()> before_prepare_sleep;
   std::function<void()> before_sleep;
+  std::function<void(Transport& inner)> after_peer_abort;
 };
 
 std::unique_ptr<Connector> with_chaos(std::unique_ptr<Connector> inner, ChaosOptions options);

@@ -101,6 +101,37 @@ void abort_recheck(const Settings& settings) {
   } while (!settings.until.passed());
 }
 
+// A peer aborts and leaves between the look for aborts and the look for peers that left: what it
+// said counts, not that it went.
+void abort_and_leave(const Settings& settings) {
+  uint64_t seed = settings.seed;
+  do {
+    std::atomic<bool> looked{false};
+    WorldOptions options;
+    options.seed = seed++;
+    options.delays = false;
+    options.config.spin_us = 0;
+    bool waits = false;  // rank 1, inside an operation
+    options.hooks[1].before_prepare_sleep = [&] { waits = true; };
+    options.hooks[1].after_peer_abort = [&](Transport& inner) {
+      if (!waits || looked.exchange(true)) return;
+      const Deadline deadline = Deadline::after(std::chrono::seconds(10));
+      while (inner.peer_state(0) == PeerState::alive && !deadline.passed()) {
+        std::this_thread::yield();
+      }
+    };
+    run_world(options, [&](Rank& self) {
+      if (self.rank == 1) {
+        const Error error = run_until_error(self);
+        return check_error(error, {ErrorKind::aborted}, "rank 0 aborted the group: enough");
+      }
+      const Deadline deadline = Deadline::after(std::chrono::seconds(10));
+      while (!looked && !deadline.passed()) std::this_thread::yield();
+      self.communicator.abort("enough");
+    });
+  } while (!settings.until.passed());
+}
+
 void leave(const Settings& settings) {
   run_episodes(settings, [](const WorldOptions& options) {
     const int who = static_cast<int>(mix(options.seed) % options.world_size);
@@ -199,6 +230,7 @@ std::vector<Scenario> failure_scenarios() {
   return {
       {"abort", "one rank aborts from another thread amid operations", abort},
       {"abort_recheck", "an abort that comes just before its rank sleeps", abort_recheck},
+      {"abort_and_leave", "a peer aborts and is gone before anyone looks", abort_and_leave},
       {"leave", "one rank leaves in good order, the others go on", leave},
       {"timeout", "a rank that does not come is named", timeout},
       {"mismatch/message", "operations that differ, found in messages",
