@@ -62,10 +62,10 @@ Communicator::Communicator(const BootstrapRequest& request, std::unique_ptr<Conn
 std::shared_ptr<Communicator> Communicator::make(const BootstrapRequest& request,
                                                  std::unique_ptr<Connector> connector,
                                                  Nanoseconds timeout) {
-  // The last reference may be dropped by a callback in the progress thread, which cannot join
+  // The last reference may be dropped by a callback in a progress thread, which cannot join
   // itself: then another thread takes the object apart.
   const auto destroy = [](Communicator* dying) {
-    if (dying->progress_.get_id() == std::this_thread::get_id()) {
+    if (dying->on_progress_thread()) {
       std::thread([dying] { delete dying; }).detach();
     } else {
       delete dying;
@@ -76,8 +76,9 @@ std::shared_ptr<Communicator> Communicator::make(const BootstrapRequest& request
 
 Communicator::~Communicator() {
   if (::getpid() != owner_pid_) {
-    // A forked child: the progress thread and the peers belong to the parent.
-    if (progress_.joinable()) new std::thread(std::move(progress_));
+    // A forked child: the progress threads and the peers belong to the parent. A thread object that
+    // still stands for a thread must not be destroyed, and there is nothing to join.
+    new std::vector<std::thread>(std::move(progress_));
     return;
   }
   close();
@@ -180,7 +181,7 @@ std::shared_ptr<Operation> Communicator::enqueue(Lock& /*held*/, CallRequest req
 std::shared_ptr<Operation> Communicator::submit(CallRequest request) {
   Lock lock(mutex_);
   auto operation = enqueue(lock, std::move(request));
-  if (!progress_.joinable()) progress_ = std::thread([this] { progress_loop(); });
+  ensure_progress(lock);
   work_.notify_one();
   return operation;
 }
@@ -249,11 +250,7 @@ void Communicator::drive(Lock& lock, const Interrupt& interrupt) {
   operation->finish(error);
   if (waiters_ > 0) change_.notify_all();
   if (!queue_.empty()) work_.notify_one();
-  if (operation->request_.on_complete) {
-    lock.unlock();
-    operation->call_on_complete();
-    lock.lock();
-  }
+  complete(lock, *operation);
   if (interruption) std::rethrow_exception(interruption);
 }
 

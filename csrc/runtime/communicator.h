@@ -2,8 +2,11 @@
 //
 // Operations of a group run one after the other, in the order they were submitted, which is the
 // same on every rank. Whoever needs the result drives: a caller that waits runs the queue in its
-// own thread (a synchronous call on an idle group never changes threads); the progress thread does
-// so when nobody waits. Exactly one thread drives at a time.
+// own thread (a synchronous call on an idle group never changes threads); a progress thread does so
+// when nobody waits. Exactly one thread drives at a time.
+//
+// There is one progress thread, unless a completion callback that it runs waits for a later
+// operation: then another is started to drive that, so a callback may do whatever a caller may.
 //
 // After an error that peers cannot have missed (timeout, mismatch, dead peer, abort, interruption)
 // the group is dead: this rank tells its peers why, and every later call raises the same error.
@@ -17,6 +20,7 @@
 #include <mutex>
 #include <thread>
 #include <tuple>
+#include <vector>
 
 #include "runtime/bootstrap.h"
 #include "runtime/operation.h"
@@ -87,8 +91,11 @@ class Communicator {
   [[noreturn]] void report_timeout(const Operation& operation) const;
   Nanoseconds until_deadline(const Operation& operation) const;
   void die(const std::string& reason, std::exception_ptr error, bool tell_peers);
+  void ensure_progress(Lock& lock);
+  void complete(Lock& lock, Operation& operation);
+  bool on_progress_thread() const;
   void progress_loop();
-  void stop_progress_thread();
+  void stop_progress();
 
   const int rank_;
   const int world_size_;
@@ -105,7 +112,7 @@ class Communicator {
   Clock::time_point started_{};  // by the driving thread: when this operation was begun
 
   mutable std::mutex mutex_;
-  std::condition_variable work_;    // the progress thread: something to drive
+  std::condition_variable work_;    // progress threads: something to drive
   std::condition_variable change_;  // waiters: an operation ended, or nobody drives any more
   std::deque<std::shared_ptr<Operation>> queue_;
   std::map<PlanKey, Program> plans_;
@@ -115,8 +122,9 @@ class Communicator {
   bool driving_ = false;
   bool stopping_ = false;
   std::atomic<bool> dead_{false};
-  std::exception_ptr death_;  // why; set before dead_, guarded by mutex_
-  std::thread progress_;      // started with the first asynchronous call
+  std::exception_ptr death_;           // why; set before dead_, guarded by mutex_
+  std::vector<std::thread> progress_;  // the first starts with the first asynchronous call
+  int free_progress_ = 0;              // those that are not in a callback
 };
 
 }  // namespace pycoll

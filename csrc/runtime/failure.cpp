@@ -1,6 +1,8 @@
 // The communicator when things go wrong: finding out why nothing moves, dying, telling the peers;
-// and the progress thread and the end of a group.
+// and the progress threads and the end of a group.
 #include <unistd.h>
+
+#include <algorithm>
 
 #include "core/error.h"
 #include "runtime/communicator.h"
@@ -95,6 +97,31 @@ void Communicator::abort(const std::string& reason) {
   die(reason, std::make_exception_ptr(Error(ErrorKind::aborted, text)), true);
 }
 
+bool Communicator::on_progress_thread() const {
+  const auto self = std::this_thread::get_id();
+  return std::any_of(progress_.begin(), progress_.end(),
+                     [self](const std::thread& thread) { return thread.get_id() == self; });
+}
+
+void Communicator::ensure_progress(Lock& /*held*/) {
+  if (queue_.empty() || free_progress_ > 0 || stopping_) return;
+  progress_.emplace_back([this] { progress_loop(); });
+  ++free_progress_;
+}
+
+void Communicator::complete(Lock& lock, Operation& operation) {
+  if (!operation.request_.on_complete) return;
+  const bool mine = on_progress_thread();
+  if (mine) {
+    --free_progress_;
+    ensure_progress(lock);
+  }
+  lock.unlock();
+  operation.call_on_complete();
+  lock.lock();
+  if (mine) ++free_progress_;
+}
+
 void Communicator::progress_loop() {
   Lock lock(mutex_);
   while (!stopping_) {
@@ -125,11 +152,11 @@ void Communicator::close() {
     }();
     die(reason, std::make_exception_ptr(Error(ErrorKind::aborted, reason)), unfinished);
   }
-  stop_progress_thread();
+  stop_progress();
   transport_->leave();
 }
 
-void Communicator::stop_progress_thread() {
+void Communicator::stop_progress() {
   {
     Lock lock(mutex_);
     stopping_ = true;
@@ -139,7 +166,9 @@ void Communicator::stop_progress_thread() {
     while (driving_) change_.wait_for(lock, std::chrono::milliseconds(20));
     --waiters_;
   }
-  if (progress_.joinable() && progress_.get_id() != std::this_thread::get_id()) progress_.join();
+  for (std::thread& thread : progress_) {
+    if (thread.joinable() && thread.get_id() != std::this_thread::get_id()) thread.join();
+  }
 }
 
 }  // namespace pycoll
