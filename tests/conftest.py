@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import hypothesis
+import pytest
+
+if TYPE_CHECKING:
+    from helpers_threads import ThreadGroups
 
 # The same examples in every run; a slow machine is no failure (tests have deadlines of their own).
 hypothesis.settings.register_profile("pycoll", derandomize=True, deadline=None, print_blob=True)
@@ -22,3 +28,13 @@ def pytest_report_header() -> str:
         version = "not installed"
     cpus = len(os.sched_getaffinity(0))
     return f"pycoll {pycoll.__version__} in {pycoll.__path__[0]}, torch {version}, {cpus} CPUs"
+
+
+@pytest.fixture(scope="module")
+def groups() -> Iterator[ThreadGroups]:
+    """Groups of ranks that are threads, kept from test to test: `groups(world_size, **options)`."""
+    from helpers_threads import ThreadGroups
+
+    made = ThreadGroups()
+    yield made
+    made.close()
