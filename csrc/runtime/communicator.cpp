@@ -233,9 +233,11 @@ void Communicator::drive(Lock& lock, const Interrupt& interrupt) {
     if (operation->request_.finalize) operation->request_.finalize();
   } catch (const Error& caught) {
     error = std::current_exception();
-    // An abort of a peer is passed on: its own note to a third rank may come after our farewell,
-    // which that rank would then take for the reason.
-    die(caught.what(), error, true);
+    // An abort of a peer is passed on as it is: its own note to a third rank may come after our
+    // farewell, which that rank would then take for the reason.
+    const bool passed_on = caught.kind() == ErrorKind::aborted;
+    die(passed_on ? caught.what() : concat("rank ", rank_, " aborted the group: ", caught.what()),
+        error, true);
   } catch (...) {
     interruption = std::current_exception();
     const std::string reason =

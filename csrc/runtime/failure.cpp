@@ -94,7 +94,7 @@ void Communicator::die(const std::string& reason, std::exception_ptr error, bool
 void Communicator::abort(const std::string& reason) {
   if (::getpid() != owner_pid_) return;
   const std::string text = concat("rank ", rank_, " aborted the group: ", reason);
-  die(reason, std::make_exception_ptr(Error(ErrorKind::aborted, text)), true);
+  die(text, std::make_exception_ptr(Error(ErrorKind::aborted, text)), true);
 }
 
 bool Communicator::on_progress_thread() const {

@@ -4,25 +4,22 @@
 // reductions. What it offers:
 //
 //   * FIFOs, one per (sender, receiver, channel), `depth` messages deep. The sender acquires a
-//   slot,
-//     fills it in place and publishes it; the receiver peeks at the oldest message in place and
-//     releases it, which gives the slot back. Neither ever waits: "not now" is a normal answer, and
-//     the caller (the executor) tries again or sleeps.
-//   * A window (optional): memory of each rank that all others can read, and arrival flags to order
-//   it.
-//   * The current call of every rank, so that a mismatch can be described and a stuck rank named.
-//   * Sleeping until something may have changed, and being woken by whoever publishes, releases or
-//   arrives.
+//     slot, fills it in place and publishes it; the receiver peeks at the oldest message in place
+//     and releases it, which gives the slot back. Neither ever waits: "not now" is a normal answer,
+//     and the caller (the executor) tries again or sleeps.
+//   * A window (optional): memory of each rank that all others can read, and arrival flags that
+//     order its use.
+//   * The current call of every rank: a mismatch can be described and a stuck rank named.
+//   * Sleeping until something may have changed, and being woken by who publishes, releases or
+//     arrives.
 //   * News of peers: left in good order, died, aborted the group.
 //
 // Rules for implementations
 //   * All methods are called by one thread at a time (the communicator sees to it), except wake()
-//   and
-//     send_abort(), which any thread may call.
+//     and send_abort(), which any thread may call.
 //   * What was written before publish()/release()/arrive() is visible to whoever sees its effect.
 //   * No missed wake-up: after prepare_sleep(), anything that a peer publishes either is seen by
-//   the
-//     caller's next look or ends sleep().
+//     the caller's next look or ends sleep().
 //   * No writing into a peer's user memory, ever.
 //   * Whatever a peer writes may be garbage: sizes and indexes are checked before use.
 //
@@ -142,7 +139,7 @@ class Transport {
   virtual bool shares_cpu_with(int peer) = 0;
 
   virtual PeerState peer_state(int peer) = 0;
-  // Text of the first abort that a peer sent, if any.
+  // The reason in the first abort that a peer sent, if any.
   virtual std::optional<std::string> peer_abort() = 0;
   // Tells all peers why this rank gives the group up. Best effort, never blocks.
   virtual void send_abort(const std::string& reason) = 0;

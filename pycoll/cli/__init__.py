@@ -33,6 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"pycoll: error: {error}", file=sys.stderr)
         return USAGE_ERROR
+    except ImportError as error:
+        # The native core or torch: a traceback would not say what to do.
+        print(f"pycoll: error: {error}; `pycoll doctor` says what is missing", file=sys.stderr)
+        return 1
     except BrokenPipeError:
         # `pycoll explain | head`: the reader has what it wanted. The interpreter would flush again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

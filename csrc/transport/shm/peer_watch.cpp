@@ -70,7 +70,7 @@ void PeerWatch::read_socket(int peer) {
         if (note == Note::abort) {
           {
             const std::lock_guard lock(mutex_);
-            if (!abort_) abort_ = concat("rank ", peer, " aborted the group: ", text);
+            if (!abort_) abort_ = text;
           }
           on_news_();
         }
