@@ -1,7 +1,7 @@
 """The core of pycoll without torch."""
 
 import builtins
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from typing_extensions import Buffer
@@ -253,6 +253,7 @@ class Call:
         root: int,
         algorithm: str,
         timeout: float | None,
+        on_result: Callable[[], object] | None,
     ) -> None: ...
 
 class WorkCore:

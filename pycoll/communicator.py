@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -18,9 +20,8 @@ Array = npt.NDArray[Any]
 class Work:
     """A collective that was started with ``async_op=True``."""
 
-    def __init__(self, core: _core.WorkCore, copy_back: Sequence[tuple[Array, Array]]) -> None:
+    def __init__(self, core: _core.WorkCore) -> None:
         self._core = core
-        self._copy_back = copy_back
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until the result is in the output arrays.
@@ -28,15 +29,10 @@ class Work:
         Returns False when `timeout` (seconds) passed first; the operation goes on. Raises what the
         synchronous call would raise.
         """
-        if not self._core.wait(timeout):
-            return False
-        for destination, source in self._copy_back:
-            np.copyto(destination, source)
-        self._copy_back = ()
-        return True
+        return self._core.wait(timeout)
 
     def is_completed(self) -> bool:
-        """True when wait() would return at once."""
+        """True when wait() would return at once: the outputs hold the result, or it failed."""
         return self._core.done()
 
 
@@ -49,7 +45,8 @@ class Communicator:
         rank: this process's number, 0 to world_size - 1.
         world_size: how many ranks there are. All must join before this returns.
         name: tells groups that share a store apart; the same on every rank of the group.
-        timeout: seconds after which an operation that does not finish raises `TimeoutError`.
+        timeout: seconds after which an operation that does not finish raises `TimeoutError`. They
+            count from when it is its turn: operations of a group run one after the other.
         options: PYCOLL_* variables for this group alone: ``{"PYCOLL_ALGO": "all_reduce=ring"}``.
 
     Arrays are NumPy arrays of any shape and strides: bool, integers, float16/32/64, bfloat16 (of
@@ -89,6 +86,8 @@ class Communicator:
             options=options or {},
             mapper=_mapper,
         )
+        # Also at exit, before the interpreter ends threads that still carry operations.
+        weakref.finalize(self, self._core.close)
 
     @property
     def transport(self) -> str:
@@ -214,6 +213,7 @@ class Communicator:
         # Strided arrays travel as dense copies; results are copied back element by element, so that
         # what lies between the elements is not touched. In place stays in place.
         dense = {id(a): a if a.flags.c_contiguous else a.copy(order="C") for a in inputs + outputs}
+        strided = [(a, dense[id(a)]) for a in outputs if not a.flags.c_contiguous]
         dtype = (inputs + outputs)[0].dtype.name if inputs or outputs else "uint8"
         core_call = _core.Call(
             collective=call.collective,
@@ -225,13 +225,11 @@ class Communicator:
             root=call.root,
             algorithm=call.algorithm,
             timeout=call.timeout,
+            on_result=functools.partial(_copy_back, strided) if strided else None,
         )
-        copy_back = [(a, dense[id(a)]) for a in outputs if not a.flags.c_contiguous]
         if async_op:
-            return Work(self._core.submit(core_call), copy_back)
+            return Work(self._core.submit(core_call))
         self._core.run(core_call)
-        for destination, source in copy_back:
-            np.copyto(destination, source)
         return None
 
 
@@ -254,10 +252,20 @@ class _Call:
         self.timeout = timeout
 
 
+def _copy_back(pairs: Sequence[tuple[Array, Array]]) -> None:
+    for destination, source in pairs:
+        np.copyto(destination, source)
+
+
 def _check_array(operation: str, name: str, array: Any, *, writable: bool) -> None:
     if not isinstance(array, np.ndarray):
         raise _core.InvalidArgumentError(
             f"{operation}: {name} is a {type(array).__name__}, not a numpy.ndarray"
+        )
+    if not array.dtype.isnative:
+        raise _core.InvalidArgumentError(
+            f"{operation}: {name} has dtype {array.dtype.str}, which is not in this machine's byte "
+            "order; convert it with array.astype(array.dtype.newbyteorder('='))"
         )
     if writable and not array.flags.writeable:
         raise _core.InvalidArgumentError(f"{operation}: {name} is read-only")

@@ -141,7 +141,7 @@ def test_mutants_in_the_executor() -> None:
     ]
     assert len(jobs) >= TOTAL
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        verdicts = list(pool.map(lambda job: judge(job[3], depth=2 + job[2] % 2), jobs))
+        verdicts = list(pool.map(lambda job: judge(job[3], depth=2 << job[2] % 2), jobs))
     seen = Counter(kind for kind, _ in verdicts)
     disagreements = [
         (collective, algorithm, number, text)

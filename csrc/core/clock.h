@@ -14,14 +14,19 @@ inline double to_seconds(Nanoseconds d) {
   return std::chrono::duration<double>(d).count();
 }
 
+// A century is "no limit", and does not overflow nanoseconds.
+constexpr Nanoseconds kNoLimit = std::chrono::hours(24 * 365 * 100);
+
+inline Nanoseconds saturated(std::chrono::milliseconds timeout) {
+  return std::min(timeout, std::chrono::duration_cast<std::chrono::milliseconds>(kNoLimit));
+}
+
 // A point in time after which a wait gives up. Every wait has one.
 class Deadline {
  public:
   static Deadline after(Nanoseconds timeout) {
     const auto now = Clock::now();
-    // A "no limit" timeout (hours to centuries) must not overflow the clock.
-    const Nanoseconds longest = std::chrono::hours(24 * 365);
-    return Deadline(now + std::clamp(timeout, Nanoseconds(0), longest));
+    return Deadline(now + std::clamp(timeout, Nanoseconds(0), kNoLimit));
   }
 
   bool passed() const { return Clock::now() >= at_; }

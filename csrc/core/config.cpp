@@ -33,6 +33,14 @@ uint64_t whole_lines(uint64_t bytes) {
   return bytes;
 }
 
+// Slots are found by message number modulo depth, and the number wraps.
+uint64_t power_of_two(uint64_t value) {
+  if ((value & (value - 1)) != 0) {
+    fail(ErrorKind::invalid_argument, value, " is not a power of two");
+  }
+  return value;
+}
+
 constexpr ConfigVariable kVariables[] = {
     {"PYCOLL_ALGO",
      "algorithm by size, e.g. all_reduce=recursive_doubling:0-8k,ring:8k-max;broadcast=tree",
@@ -43,8 +51,8 @@ constexpr ConfigVariable kVariables[] = {
        c.slot_bytes = whole_lines(bytes_between(t, 64, 16 << 20));
      },
      [](const Config& c) { return std::to_string(c.slot_bytes); }, true},
-    {"PYCOLL_FIFO_DEPTH", "messages in flight between two ranks (2 to 64)",
-     [](Config& c, const std::string& t) { c.fifo_depth = bytes_between(t, 2, 64); },
+    {"PYCOLL_FIFO_DEPTH", "messages in flight between two ranks, a power of two (2 to 64)",
+     [](Config& c, const std::string& t) { c.fifo_depth = power_of_two(bytes_between(t, 2, 64)); },
      [](const Config& c) { return std::to_string(c.fifo_depth); }, true},
     {"PYCOLL_WINDOW_BYTES",
      "one buffer of directly read memory, two a lane, a multiple of 64 (4k to 64M)",

@@ -1,4 +1,4 @@
-// Every environment variable that pycoll reads: this struct and the table in config.cpp, nowhere
+// Every environment variable that the core reads: this struct and the table in config.cpp, nowhere
 // else.
 //
 // A communicator takes its own copy when it is made, so two groups may differ and nothing is

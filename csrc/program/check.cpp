@@ -29,10 +29,6 @@ class Symbols {
   Expressions expressions;
 };
 
-bool reduces(Collective collective) {
-  return collective == Collective::all_reduce || collective == Collective::reduce_scatter;
-}
-
 // All Programs are of the same thing, one a rank, each valid on its own.
 void check_headers(std::span<const Program> programs) {
   if (programs.empty()) throw Fault{CheckKind::invalid, "there are no Programs"};

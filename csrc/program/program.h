@@ -46,6 +46,10 @@
 
 namespace pycoll {
 
+// What a Program may use at most; they size the control structures of executors and transports.
+constexpr int kMaxLanes = 4;
+constexpr int kMaxChannels = 4;
+
 // The numeric values travel between ranks (in call headers): append, never reorder.
 enum class Collective : uint8_t {
   all_reduce,
@@ -57,6 +61,10 @@ enum class Collective : uint8_t {
 };
 
 std::string_view name_of(Collective collective);
+// Whether contributions are combined, so that a reduce operation is needed.
+inline bool reduces(Collective collective) {
+  return collective == Collective::all_reduce || collective == Collective::reduce_scatter;
+}
 std::optional<Collective> collective_from_name(std::string_view name);
 
 enum class Space : uint8_t {

@@ -13,8 +13,6 @@ namespace {
 
 // More than any algorithm needs; bounds what an executor allocates for a Program.
 constexpr int32_t kMaxChunks = 1 << 20;
-constexpr int32_t kMaxChannels = 64;
-constexpr size_t kMaxLanes = 64;
 
 constexpr uint8_t bit(Space space) {
   return static_cast<uint8_t>(1u << static_cast<uint8_t>(space));

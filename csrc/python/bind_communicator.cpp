@@ -20,9 +20,30 @@ namespace pycoll {
 namespace {
 
 Nanoseconds from_seconds(double seconds) {
-  constexpr double kLongest = 365.0 * 24 * 3600;
+  if (!(seconds >= 0)) {
+    fail(ErrorKind::invalid_argument, "a timeout of ", seconds, " s is not a time to wait");
+  }
   return std::chrono::duration_cast<Nanoseconds>(
-      std::chrono::duration<double>(std::clamp(seconds, 0.0, kLongest)));
+      std::chrono::duration<double>(std::min(seconds, to_seconds(kNoLimit))));
+}
+
+// At exit the interpreter ends threads that ask for the GIL in the middle of what they do.
+bool python_is_ending() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing() != 0;
+#else
+  return _Py_IsFinalizing() != 0;
+#endif
+}
+
+// A Python object that may be dropped by a thread that does not hold the GIL.
+using Shared = std::shared_ptr<py::object>;
+Shared share(py::object object) {
+  return {new py::object(std::move(object)), [](py::object* dying) {
+            if (python_is_ending()) return;
+            const py::gil_scoped_acquire gil;
+            delete dying;
+          }};
 }
 
 void check_signals() {
@@ -88,6 +109,7 @@ struct PyCall {
   int root;
   std::string algorithm;
   std::optional<double> timeout;
+  py::object on_result;  // None, or called with no arguments when the outputs hold the result
 };
 
 CallRequest make_request(const PyCall& call) {
@@ -101,6 +123,12 @@ CallRequest make_request(const PyCall& call) {
   request.output = view_of(call.outputs, call.count, size_of(request.dtype), true);
   request.algorithm = call.algorithm;
   if (call.timeout) request.timeout = from_seconds(*call.timeout);
+  if (!call.on_result.is_none()) {
+    request.finalize = [function = share(call.on_result)] {
+      const py::gil_scoped_acquire gil;
+      (*function)();
+    };
+  }
   return request;
 }
 
@@ -130,16 +158,6 @@ class PyWork {
   std::shared_ptr<Operation> operation_;
 };
 
-using Arrays = std::vector<py::array>;
-
-// Drops references to Python objects from a thread that does not hold the GIL.
-std::shared_ptr<Arrays> share(Arrays arrays) {
-  return {new Arrays(std::move(arrays)), [](Arrays* dying) {
-            const py::gil_scoped_acquire gil;
-            delete dying;
-          }};
-}
-
 class PyCommunicator {
  public:
   PyCommunicator(py::object store, int rank, int world_size, const std::string& prefix,
@@ -166,10 +184,14 @@ class PyCommunicator {
   }
   std::unique_ptr<PyWork> submit(const PyCall& call) {
     CallRequest request = make_request(call);
-    Arrays arrays = call.inputs;
-    arrays.insert(arrays.end(), call.outputs.begin(), call.outputs.end());
-    request.on_complete = [kept = share(std::move(arrays))] {};
-    return std::make_unique<PyWork>(communicator_, communicator_->submit(std::move(request)));
+    // The arrays live until the operation has ended.
+    request.on_complete = [kept = share(py::make_tuple(call.inputs, call.outputs))] {};
+    std::shared_ptr<Operation> operation;
+    {
+      const py::gil_scoped_release release;
+      operation = communicator_->submit(std::move(request));
+    }
+    return std::make_unique<PyWork>(communicator_, std::move(operation));
   }
   void close() {
     const py::gil_scoped_release release;
@@ -208,10 +230,13 @@ std::vector<std::tuple<std::string, std::string, std::string, std::string, bool>
 }  // namespace
 
 void bind_communicator(py::module_& m) {
+  // The core's lock may be held by a thread that wants the GIL.
+  const py::call_guard<py::gil_scoped_release> without_gil;
   py::class_<PyCall>(m, "Call").def(
       py::init([](std::string collective, std::vector<py::array> inputs,
                   std::vector<py::array> outputs, std::string dtype, std::string op, uint64_t count,
-                  int root, std::string algorithm, std::optional<double> timeout) {
+                  int root, std::string algorithm, std::optional<double> timeout,
+                  py::object on_result) {
         return PyCall{std::move(collective),
                       std::move(inputs),
                       std::move(outputs),
@@ -220,10 +245,12 @@ void bind_communicator(py::module_& m) {
                       count,
                       root,
                       std::move(algorithm),
-                      timeout};
+                      timeout,
+                      std::move(on_result)};
       }),
       py::kw_only(), py::arg("collective"), py::arg("inputs"), py::arg("outputs"), py::arg("dtype"),
-      py::arg("op"), py::arg("count"), py::arg("root"), py::arg("algorithm"), py::arg("timeout"));
+      py::arg("op"), py::arg("count"), py::arg("root"), py::arg("algorithm"), py::arg("timeout"),
+      py::arg("on_result"));
 
   py::class_<PyWork>(m, "WorkCore")
       .def("wait", &PyWork::wait, py::arg("timeout") = py::none())
@@ -243,9 +270,12 @@ void bind_communicator(py::module_& m) {
       .def("run", &PyCommunicator::run)
       .def("submit", &PyCommunicator::submit)
       .def("close", &PyCommunicator::close)
-      .def("abort", [](PyCommunicator& c, const std::string& why) { c.core().abort(why); })
+      .def(
+          "abort", [](PyCommunicator& c, const std::string& why) { c.core().abort(why); },
+          without_gil)
       .def("dead", [](PyCommunicator& c) { return c.core().dead(); })
-      .def("sequence", [](PyCommunicator& c) { return c.core().sequence(); })
+      .def(
+          "sequence", [](PyCommunicator& c) { return c.core().sequence(); }, without_gil)
       .def("transport", [](PyCommunicator& c) { return c.core().transport_name(); })
       .def("algorithm_for",
            [](PyCommunicator& c, const std::string& collective, uint64_t bytes) {

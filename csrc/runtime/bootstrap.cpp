@@ -122,11 +122,11 @@ std::unique_ptr<Transport> bootstrap(const BootstrapRequest& request, Connector&
   connect.geometry = {request.config.slot_bytes, static_cast<uint32_t>(request.config.fifo_depth),
                       request.config.window_bytes};
   connect.deadline = deadline;
-  auto transport = connector.connect(connect);
-  // Every peer has connected, so every peer has read this rank's record: the name can be used
-  // again.
-  request.store->remove(key_of(request, request.rank));
-  return transport;
+  connect.interrupt = request.interrupt;
+  // By then every rank has read every record, and no rank returns before all records are gone: the
+  // name can be used again at once.
+  connect.all_connected = [&request] { request.store->remove(key_of(request, request.rank)); };
+  return connector.connect(connect);
 }
 
 }  // namespace pycoll

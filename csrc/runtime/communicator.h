@@ -47,7 +47,6 @@ class Communicator {
   int world_size() const { return world_size_; }
   const Config& config() const { return config_; }
   const char* transport_name() const { return transport_->name(); }
-  Nanoseconds timeout() const { return timeout_; }
   void set_timeout(Nanoseconds timeout);
   uint64_t sequence() const;
 
@@ -63,7 +62,7 @@ class Communicator {
   // The algorithm that a call of that size would use here.
   const Algorithm& algorithm_for(Collective collective, uint64_t bytes) const;
   // Replaces what the executor runs, for tests of the prover: a call with that collective then runs
-  // this Program (validated, not checked).
+  // this Program (validated, not checked). No operation may be in flight.
   void override_program(Program program);
 
   // Gives the group up, here and at the peers. Returns at once.
@@ -82,17 +81,21 @@ class Communicator {
   std::shared_ptr<Operation> enqueue(Lock& lock, CallRequest request);
   const Program& plan(const Algorithm& algorithm, const CallRequest& request);
   const Algorithm& choose(const CallRequest& request) const;
-  void throw_if_unusable() const;
+  void check_owner() const;
 
+  void give_up(const Operation& operation);
   void drive(Lock& lock, const Interrupt& interrupt);
+  // Executes and finalizes. An Interrupt's own exception goes to `interruption`.
+  std::exception_ptr outcome_of(Operation& operation, const Interrupt& interrupt,
+                                std::exception_ptr& interruption);
   void execute(Operation& operation, const Interrupt& interrupt);
   void wait_for_peers(Operation& operation, Backoff& backoff, const Interrupt& interrupt);
   void look_for_trouble(const Operation& operation);
   [[noreturn]] void report_timeout(const Operation& operation) const;
   Nanoseconds until_deadline(const Operation& operation) const;
   void die(const std::string& reason, std::exception_ptr error, bool tell_peers);
-  void ensure_progress(Lock& lock);
-  void complete(Lock& lock, Operation& operation);
+  void complete(Lock& lock, std::shared_ptr<Operation> operation);
+  void start_progress_thread(Lock& lock);
   bool on_progress_thread() const;
   void progress_loop();
   void stop_progress();
@@ -102,11 +105,12 @@ class Communicator {
   const Config config_;
   const int owner_pid_;
   Nanoseconds timeout_;  // guarded by mutex_
+  // Before the transport: a bad name is an error before anybody connects.
+  const Selector selector_;
+  const Isa isa_;
   std::unique_ptr<Transport> transport_;
-  Selector selector_;
   const WaitPolicy wait_policy_;
-  SpinBudget spin_budget_;  // used by the driving thread
-  Isa isa_;
+  SpinBudget spin_budget_;       // used by the driving thread
   Executor executor_;            // used by the driving thread
   bool moved_cpu_ = false;       // by the driving thread, in this operation
   Clock::time_point started_{};  // by the driving thread: when this operation was begun
@@ -122,9 +126,10 @@ class Communicator {
   bool driving_ = false;
   bool stopping_ = false;
   std::atomic<bool> dead_{false};
-  std::exception_ptr death_;           // why; set before dead_, guarded by mutex_
-  std::vector<std::thread> progress_;  // the first starts with the first asynchronous call
-  int free_progress_ = 0;              // those that are not in a callback
+  std::exception_ptr death_;                   // why; set before dead_, guarded by mutex_
+  std::vector<std::thread> progress_;          // the first starts with the first asynchronous call
+  std::vector<std::thread::id> progress_ids_;  // of all that were ever started
+  int free_progress_ = 0;                      // those that are not in a callback
 };
 
 }  // namespace pycoll

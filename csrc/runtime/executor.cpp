@@ -51,13 +51,10 @@ void Executor::start_lane(int index) {
   lane.index = index;
   lane.lane = &in_.program->lanes[static_cast<size_t>(index)];
   lane.history = &histories_[index];
-  bool has_barrier = false;
   for (const Step& step : lane.lane->steps) {
-    has_barrier |= step.kind == StepKind::barrier;
     lane.uses_window |= step.src.space == Space::window || step.dst.space == Space::window ||
                         step.kind == StepKind::reduce_from || step.kind == StepKind::copy_from;
   }
-  if (has_barrier) ++lane.history->barrier_uses;
   if (lane.lane->steps.empty()) --lanes_left_;
 }
 
@@ -108,7 +105,7 @@ std::vector<int> Executor::waiting_for() const {
     const Step& step = lane.lane->steps[lane.step];
     const StepTraits& traits = traits_of(step.kind);
     if (step.kind == StepKind::barrier) {
-      const Arrival mine(lane.history->barrier_uses, lane.barriers, fingerprint_);
+      const Arrival mine(lane.history->barriers + 1, fingerprint_);
       for (const int member : in_.program->groups[static_cast<size_t>(step.group)]) {
         if (member != rank_ && !transport_.window()->arrival_of(member, lane.index).reached(mine)) {
           ranks.push_back(member);
@@ -254,7 +251,7 @@ bool Executor::reduce_from_step(LaneState& lane, const Step& step, uint64_t coun
 
 bool Executor::barrier_step(LaneState& lane, const Step& step, uint64_t /*count*/) {
   Window& window = *transport_.window();
-  const Arrival mine(lane.history->barrier_uses, lane.barriers, fingerprint_);
+  const Arrival mine(lane.history->barriers + 1, fingerprint_);
   if (!lane.announced) {
     window.arrive(lane.index, mine);
     lane.announced = true;
@@ -265,10 +262,10 @@ bool Executor::barrier_step(LaneState& lane, const Step& step, uint64_t /*count*
     if (member == rank_) continue;
     const Arrival theirs = window.arrival_of(member, lane.index);
     if (!theirs.reached(mine)) return false;
-    // A peer that is past this operation has compared fingerprints with us before it went on.
-    if (theirs.same_operation(mine) && !theirs.same_fingerprint(mine)) report_mismatch(member);
+    // A peer that is past this barrier has compared fingerprints with us before it went on.
+    if (theirs.same_barrier(mine) && !theirs.same_fingerprint(mine)) report_mismatch(member);
   }
-  ++lane.barriers;
+  ++lane.history->barriers;
   lane.announced = false;
   lane.arrived = 0;
   return true;

@@ -23,7 +23,7 @@ struct VectorView {
 
 // What survives from one operation of a group to the next; the same numbers on every rank.
 struct LaneHistory {
-  uint64_t barrier_uses = 0;   // operations that had barriers on this lane
+  uint64_t barriers = 0;       // barriers passed on this lane
   uint64_t window_rounds = 0;  // rounds that used this lane's window: its parity selects the buffer
 };
 
@@ -67,7 +67,6 @@ class Executor {
     uint64_t round = 0;
     uint64_t count = 0;  // elements of the current step, once a step: a waiting lane looks often
     bool counted = false;
-    uint32_t barriers = 0;   // passed in this operation
     size_t arrived = 0;      // members of the current barrier's group that have come
     bool announced = false;  // this rank's arrival at the current barrier
     int index = 0;

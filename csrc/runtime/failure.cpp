@@ -1,8 +1,6 @@
 // The communicator when things go wrong: finding out why nothing moves, dying, telling the peers;
-// and the progress threads and the end of a group.
+// and the end of a group.
 #include <unistd.h>
-
-#include <algorithm>
 
 #include "core/error.h"
 #include "runtime/communicator.h"
@@ -97,42 +95,6 @@ void Communicator::abort(const std::string& reason) {
   die(text, std::make_exception_ptr(Error(ErrorKind::aborted, text)), true);
 }
 
-bool Communicator::on_progress_thread() const {
-  const auto self = std::this_thread::get_id();
-  return std::any_of(progress_.begin(), progress_.end(),
-                     [self](const std::thread& thread) { return thread.get_id() == self; });
-}
-
-void Communicator::ensure_progress(Lock& /*held*/) {
-  if (queue_.empty() || free_progress_ > 0 || stopping_) return;
-  progress_.emplace_back([this] { progress_loop(); });
-  ++free_progress_;
-}
-
-void Communicator::complete(Lock& lock, Operation& operation) {
-  if (!operation.request_.on_complete) return;
-  const bool mine = on_progress_thread();
-  if (mine) {
-    --free_progress_;
-    ensure_progress(lock);
-  }
-  lock.unlock();
-  operation.call_on_complete();
-  lock.lock();
-  if (mine) ++free_progress_;
-}
-
-void Communicator::progress_loop() {
-  Lock lock(mutex_);
-  while (!stopping_) {
-    if (driving_ || queue_.empty()) {
-      work_.wait(lock, [this] { return stopping_ || (!driving_ && !queue_.empty()); });
-    } else {
-      drive(lock, nullptr);
-    }
-  }
-}
-
 void Communicator::close() {
   if (::getpid() != owner_pid_) return;
   const Deadline grace = Deadline::after(kCloseGrace);
@@ -154,21 +116,6 @@ void Communicator::close() {
   }
   stop_progress();
   transport_->leave();
-}
-
-void Communicator::stop_progress() {
-  {
-    Lock lock(mutex_);
-    stopping_ = true;
-    work_.notify_all();
-    // A caller's thread may be driving: it sees dead_ within one sleep and leaves.
-    ++waiters_;
-    while (driving_) change_.wait_for(lock, std::chrono::milliseconds(20));
-    --waiters_;
-  }
-  for (std::thread& thread : progress_) {
-    if (thread.joinable() && thread.get_id() != std::this_thread::get_id()) thread.join();
-  }
 }
 
 }  // namespace pycoll

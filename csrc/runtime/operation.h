@@ -25,6 +25,7 @@ struct CallRequest {
   std::optional<Nanoseconds> timeout;  // else the group's
   // Run by the thread that drove the operation, when its result is in `output`, before anyone is
   // told.
+  // What it throws is the operation's error; the group goes on.
   std::function<void()> finalize;
   // Run once by that thread after waiters were told, also on failure; may call the communicator.
   std::function<void()> on_complete;
@@ -46,8 +47,14 @@ class Operation {
 
  private:
   friend class Communicator;
+  bool has_callback() const { return static_cast<bool>(request_.on_complete); }
   void call_on_complete() {
-    if (request_.on_complete) std::exchange(request_.on_complete, nullptr)();
+    if (!request_.on_complete) return;
+    try {
+      std::exchange(request_.on_complete, nullptr)();
+    } catch (...) {
+      // The operation has ended and was reported: there is nobody left to tell.
+    }
   }
   void finish(std::exception_ptr error) {
     error_ = std::move(error);

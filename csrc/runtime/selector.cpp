@@ -46,13 +46,6 @@ std::vector<std::string> split(const std::string& text, char separator) {
   }
 }
 
-std::optional<Collective> collective_from_name(const std::string& name) {
-  for (int i = 0; i < static_cast<int>(Collective::kCount); ++i) {
-    if (name_of(static_cast<Collective>(i)) == name) return static_cast<Collective>(i);
-  }
-  return std::nullopt;
-}
-
 SelectionRule parse_rule(Collective collective, const std::string& text) {
   SelectionRule rule{collective, text, 0, kMax};
   const auto colon = text.find(':');

@@ -108,7 +108,8 @@ std::shared_ptr<Communicator> connect(const GroupRequest& request) {
                                    request.world_size,
                                    Config::from_env(),
                                    request.interrupt};
-  return Communicator::make(bootstrap, std::make_unique<shm::ShmConnector>(), request.timeout);
+  return Communicator::make(bootstrap, std::make_unique<shm::ShmConnector>(),
+                            saturated(request.timeout));
 }
 
 }  // namespace
@@ -137,7 +138,7 @@ std::exception_ptr Work::exception() const {
 
 bool Work::wait(std::chrono::milliseconds timeout) {
   std::optional<Nanoseconds> limit;
-  if (timeout != kNoTimeout) limit = timeout;
+  if (timeout != kNoTimeout) limit = saturated(timeout);
   const GilRelease release;
   with_torch_errors([&] {
     if (!communicator_->wait(operation_, limit, interrupt_)) {
@@ -218,7 +219,7 @@ Backend::~Backend() {
 
 void Backend::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
-  communicator_->set_timeout(timeout);
+  communicator_->set_timeout(saturated(timeout));
 }
 
 void Backend::abort() {
@@ -233,7 +234,7 @@ void Backend::shutdown() {
 
 Backend::WorkPtr Backend::run(Call call) {
   CallRequest& request = call.request;
-  if (call.timeout != c10d::kUnsetTimeout) request.timeout = call.timeout;
+  if (call.timeout != c10d::kUnsetTimeout) request.timeout = saturated(call.timeout);
 
   // Strided tensors travel as dense copies; what comes out is copied back element by element. A
   // tensor that is both input and output stays one.

@@ -92,6 +92,9 @@ class Backend final : public c10d::Backend {
                                const c10d::ReduceScatterOptions& options) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
+  // For closing groups at the end of the process.
+  std::weak_ptr<Communicator> communicator() const { return communicator_; }
+
   void abort() override;
   void shutdown() override;
 

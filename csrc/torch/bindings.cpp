@@ -1,6 +1,10 @@
 // The Python face of the torch module: create_backend() for pycoll/_registration.py.
 #include <pybind11/chrono.h>
+#include <pybind11/functional.h>
 #include <torch/csrc/utils/pybind.h>
+
+#include <functional>
+#include <mutex>
 
 #include "torch/backend.h"
 
@@ -14,14 +18,48 @@ void check_signals() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
-c10::intrusive_ptr<Backend> create_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                           int world_size, std::chrono::milliseconds timeout,
-                                           const std::string& group_id,
-                                           const std::vector<uint64_t>& global_ranks,
-                                           const py::object& /*options*/) {
-  const GroupRequest request{store,    rank,         world_size,   timeout,
-                             group_id, global_ranks, check_signals};
-  return c10::make_intrusive<Backend>(request);
+// The groups there are, so that they can be closed before the interpreter ends: afterwards it would
+// end progress threads in the middle of what they do. One object a module, made with it.
+class OpenGroups {
+ public:
+  void add(std::weak_ptr<Communicator> group) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(groups_, [](const auto& known) { return known.expired(); });
+    groups_.push_back(std::move(group));
+  }
+  void close_all() {
+    std::vector<std::weak_ptr<Communicator>> groups;
+    {
+      const std::lock_guard lock(mutex_);
+      groups.swap(groups_);
+    }
+    for (const auto& group : groups) {
+      if (const auto open = group.lock()) open->close();
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<Communicator>> groups_;
+};
+
+using CreateBackend = c10::intrusive_ptr<Backend>(const c10::intrusive_ptr<c10d::Store>& store,
+                                                  int rank, int world_size,
+                                                  std::chrono::milliseconds timeout,
+                                                  const std::string& group_id,
+                                                  const std::vector<uint64_t>& global_ranks,
+                                                  const py::object& options);
+
+std::function<CreateBackend> backend_creator(std::shared_ptr<OpenGroups> groups) {
+  return [groups = std::move(groups)](const auto& store, int rank, int world_size, auto timeout,
+                                      const auto& group_id, const auto& global_ranks,
+                                      const py::object& /*options*/) {
+    const GroupRequest request{store,    rank,         world_size,   timeout,
+                               group_id, global_ranks, check_signals};
+    auto backend = c10::make_intrusive<Backend>(request);
+    groups->add(backend->communicator());
+    return backend;
+  };
 }
 
 }  // namespace
@@ -33,8 +71,13 @@ PYBIND11_MODULE(PYCOLL_MODULE, m) {
 
   py::class_<Backend, c10d::Backend, c10::intrusive_ptr<Backend>>(m, "Backend")
       .def_property_readonly("options", &Backend::getBackendOptions)
-      .def("get_sequence_number", &Backend::getSequenceNumberForGroup);
-  m.def("create_backend", &create_backend);
+      .def("get_sequence_number", &Backend::getSequenceNumberForGroup,
+           py::call_guard<py::gil_scoped_release>());
+
+  const auto groups = std::make_shared<OpenGroups>();
+  m.def("create_backend", backend_creator(groups));
+  py::module_::import("atexit").attr("register")(py::cpp_function(
+      [groups] { groups->close_all(); }, py::call_guard<py::gil_scoped_release>()));
 }
 
 }  // namespace pycoll::torch_adapter

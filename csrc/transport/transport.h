@@ -28,6 +28,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -38,10 +39,6 @@
 #include "transport/call.h"
 
 namespace pycoll {
-
-// Limits on what a Program may use; they size the control structures of a transport.
-constexpr int kMaxLanes = 4;
-constexpr int kMaxChannels = 4;
 
 // Travels with every message.
 struct MessageTag {
@@ -71,32 +68,29 @@ class RecvEnd {
   virtual void release() = 0;
 };
 
-// An arrival at barrier number `ordinal` (from 0) of one operation, as one 64-bit word, so that the
-// flag and what it vouches for cannot be seen apart: | use 20 | ordinal 20 | fingerprint 24 |.
-// `use` counts the operations that had barriers on this lane. The upper 40 bits only grow (compared
-// by wrapped difference: ranks are never two uses apart), because operations of a group run in
-// order and a rank passes the barriers of an operation in order.
+// An arrival at a barrier, as one 64-bit word, so that the flag and what it vouches for cannot be
+// seen apart: | ordinal 40 | fingerprint 24 |. `ordinal` counts the barriers of this lane since the
+// group was made, from 1. It only grows, and ranks are never two apart, so the wrapped difference
+// tells who is ahead.
 class Arrival {
  public:
   Arrival() = default;
   explicit Arrival(uint64_t word) : word_(word) {}
-  Arrival(uint64_t use, uint32_t ordinal, uint32_t fingerprint)
-      : word_((use & kField) << 44 | static_cast<uint64_t>(ordinal & kField) << 24 |
-              (fingerprint & 0xFFFFFFu)) {}
+  Arrival(uint64_t ordinal, uint32_t fingerprint)
+      : word_(ordinal << 24 | (fingerprint & 0xFFFFFFu)) {}
 
   uint64_t word() const { return word_; }
   // True when a rank whose flag shows *this has come to `other`.
   bool reached(Arrival other) const {
-    return static_cast<int64_t>((word_ & kOrder) - (other.word_ & kOrder)) >= 0;
+    return static_cast<int64_t>((word_ & kOrdinal) - (other.word_ & kOrdinal)) >= 0;
   }
-  bool same_operation(Arrival other) const { return word_ >> 44 == other.word_ >> 44; }
+  bool same_barrier(Arrival other) const { return word_ >> 24 == other.word_ >> 24; }
   bool same_fingerprint(Arrival other) const {
     return (word_ & 0xFFFFFFu) == (other.word_ & 0xFFFFFFu);
   }
 
  private:
-  static constexpr uint64_t kField = 0xFFFFF;
-  static constexpr uint64_t kOrder = ~uint64_t{0xFFFFFF};
+  static constexpr uint64_t kOrdinal = ~uint64_t{0xFFFFFF};
   uint64_t word_ = 0;
 };
 
@@ -161,6 +155,9 @@ struct ConnectRequest {
   std::vector<std::string> descriptions;  // of every rank
   TransportGeometry geometry;
   Deadline deadline = Deadline::after(std::chrono::seconds(60));
+  std::function<void()> interrupt;  // called now and then while waiting; may throw
+  // Called once, when every rank has connected to every other and before any rank returns.
+  std::function<void()> all_connected;
 };
 
 // One rank's view of the group while it connects. `describe()` is published through the store; then

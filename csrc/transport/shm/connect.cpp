@@ -101,9 +101,8 @@ struct ShmConnector::Mesh {
     my_segment = create_segment(segment_bytes);
     auto& mine = segments[static_cast<size_t>(r.rank)];
     mine = mapper.map(my_segment, segment_bytes);
-    // The file is zeros, which is the initial state of every flag: only the constants are written.
-    auto* control = new (mine->data()) ControlBlock;
-    control->segment_bytes = segment_bytes;
+    // The file is zeros, which is the initial state of every flag.
+    new (mine->data()) ControlBlock;
   }
 
   void add(int peer, Link link, const UniqueFd& segment) {
@@ -111,6 +110,8 @@ struct ShmConnector::Mesh {
     segments[static_cast<size_t>(peer)] = mapper.map(segment, segment_bytes);
     links[static_cast<size_t>(peer)] = std::move(link);
   }
+
+  Patience patience() const { return {request.deadline, request.interrupt}; }
 
   Hello my_hello() const { return {request.job_key, request.rank}; }
 
@@ -138,7 +139,7 @@ struct ShmConnector::Mesh {
       UniqueFd segment;
       std::optional<Hello> hello;
       try {
-        hello = pending[static_cast<size_t>(peer)].receive_hello(request.deadline, segment);
+        hello = pending[static_cast<size_t>(peer)].receive_hello(patience(), segment);
       } catch (const Error& error) {
         fail(error.kind(), "rank ", request.rank, " waited for rank ", peer,
              " to accept its connection: ", error.what());
@@ -156,14 +157,19 @@ struct ShmConnector::Mesh {
     UniqueFd segment;
     std::optional<Hello> hello;
     try {
-      hello = link.receive_hello(Deadline::after(std::chrono::seconds(1)), segment);
+      hello = link.receive_hello({Deadline::after(std::chrono::seconds(1)), nullptr}, segment);
     } catch (const Error&) {
       return;
     }
     if (!hello || hello->job_key != request.job_key || !segment) return;
     if (hello->rank <= request.rank || hello->rank >= request.world_size) return;
     if (links[static_cast<size_t>(hello->rank)]) return;
-    link.send_hello(my_hello(), my_segment);
+    try {
+      link.send_hello(my_hello(), my_segment);
+    } catch (const Error& error) {
+      fail(ErrorKind::peer_failed, "rank ", request.rank, " cannot answer rank ", hello->rank, ": ",
+           error.what(), ". It seems to have died while the group was connecting");
+    }
     add(hello->rank, std::move(link), segment);
   }
 
@@ -173,8 +179,33 @@ struct ShmConnector::Mesh {
         fail(ErrorKind::timed_out, "rank ", request.rank, " waited in vain for rank(s) ", missing(),
              " to connect over shared memory");
       }
+      if (request.interrupt) request.interrupt();
       auto link = listener.accept(std::chrono::milliseconds(request.deadline.remaining_ms(100)));
       if (link) accept_one(std::move(*link));
+    }
+  }
+
+  // Returns when every rank has come here as often as this one.
+  void meet() {
+    for (const Link& link : links) {
+      if (link) link.send_note(Note::ready, "");
+    }
+    for (int peer = 0; peer < request.world_size; ++peer) {
+      const Link& link = links[static_cast<size_t>(peer)];
+      if (!link) continue;
+      Note note{};
+      std::string text;
+      Link::Received received;
+      try {
+        received = link.wait_for_note(patience(), note, text);
+      } catch (const Error& error) {
+        fail(error.kind(), "rank ", request.rank, " waited for rank ", peer,
+             " to connect to all ranks: ", error.what());
+      }
+      if (received == Link::Received::closed || note != Note::ready) {
+        fail(ErrorKind::peer_failed, "rank ", request.rank, ": rank ", peer,
+             " gave up while the group was connecting");
+      }
     }
   }
 };
@@ -184,6 +215,9 @@ std::unique_ptr<Transport> ShmConnector::connect(const ConnectRequest& request) 
   mesh.connect_to_lower_ranks();
   mesh.accept_higher_ranks(*listener_);
   listener_.reset();
+  mesh.meet();
+  if (request.all_connected) request.all_connected();
+  mesh.meet();
   return std::make_unique<ShmTransport>(request, std::move(mesh.segments), std::move(mesh.links));
 }
 

@@ -16,7 +16,6 @@
 namespace pycoll::shm {
 
 constexpr size_t kLine = 64;
-constexpr uint64_t kMagic = 0x3130'4C4C'4F43'5950;  // "PYCOLL01"
 constexpr int kCallSlots = 64;
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free,
@@ -31,9 +30,6 @@ struct CallSlot {
 };
 
 struct alignas(kLine) ControlBlock {
-  uint64_t magic = kMagic;
-  uint64_t segment_bytes = 0;
-
   // 1: the owner sleeps (or is about to) and wants FUTEX_WAKE. Set to 1 by the owner, to 0 by
   // anyone.
   alignas(kLine) std::atomic<uint32_t> sleeping{0};

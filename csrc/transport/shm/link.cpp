@@ -40,9 +40,16 @@ UniqueFd open_socket(int flags) {
   return fd;
 }
 
-bool wait_readable(int fd, int timeout_ms) {
-  pollfd entry{fd, POLLIN, 0};
-  return ::poll(&entry, 1, timeout_ms) > 0;
+// In slices, so that signals are served. False when the deadline passed.
+bool wait_readable(int fd, const Patience& patience) {
+  for (;;) {
+    if (patience.interrupt) patience.interrupt();
+    pollfd entry{fd, POLLIN, 0};
+    const int ready = ::poll(&entry, 1, patience.deadline.remaining_ms(100));
+    if (ready > 0) return true;
+    if (ready < 0 && errno != EINTR) fail(ErrorKind::system, errno_text("poll"));
+    if (patience.deadline.passed()) return false;
+  }
 }
 
 // The ancillary data of one packet that carries at most one descriptor.
@@ -99,10 +106,8 @@ void Link::send_hello(const Hello& hello, const UniqueFd& segment) const {
   }
 }
 
-std::optional<Hello> Link::receive_hello(const Deadline& deadline, UniqueFd& segment) const {
-  if (!wait_readable(socket_.get(), deadline.remaining_ms(INT32_MAX))) {
-    fail(ErrorKind::timed_out, "no answer");
-  }
+std::optional<Hello> Link::receive_hello(const Patience& patience, UniqueFd& segment) const {
+  if (!wait_readable(socket_.get(), patience)) fail(ErrorKind::timed_out, "no answer");
   std::array<char, 512> buffer{};
   iovec part{buffer.data(), buffer.size()};
   RightsBuffer rights{};
@@ -133,6 +138,15 @@ Link::Received Link::receive_note(Note& note, std::string& text) const {
   return Received::note;
 }
 
+Link::Received Link::wait_for_note(const Patience& patience, Note& note, std::string& text) const {
+  Received received = Received::nothing;
+  while (received == Received::nothing) {
+    if (!wait_readable(socket_.get(), patience)) fail(ErrorKind::timed_out, "no answer");
+    received = receive_note(note, text);
+  }
+  return received;
+}
+
 void Link::watch_process() {
   ucred credentials{};
   socklen_t length = sizeof(credentials);
@@ -153,8 +167,7 @@ Listener::Listener(int backlog)
 }
 
 std::optional<Link> Listener::accept(Nanoseconds at_most) const {
-  const auto ms = std::chrono::ceil<std::chrono::milliseconds>(at_most).count();
-  if (!wait_readable(socket_.get(), static_cast<int>(ms))) return std::nullopt;
+  if (!wait_readable(socket_.get(), {Deadline::after(at_most), nullptr})) return std::nullopt;
   UniqueFd fd(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC));
   if (!fd) return std::nullopt;
   return Link(std::move(fd));

@@ -5,6 +5,7 @@
 
 #include <sys/types.h>
 
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -20,7 +21,13 @@ struct Hello {
 };
 
 // Later packets: one byte of kind, then text.
-enum class Note : char { leave = 'L', abort = 'A' };
+enum class Note : char { ready = 'R', leave = 'L', abort = 'A' };
+
+// How long to wait, and what to call in between (it may throw).
+struct Patience {
+  Deadline deadline;
+  std::function<void()> interrupt;
+};
 
 class Link {
  public:
@@ -29,12 +36,14 @@ class Link {
 
   void send_hello(const Hello& hello, const UniqueFd& segment) const;
   // Nothing when the peer closed the connection or sent something else. Throws on deadline.
-  std::optional<Hello> receive_hello(const Deadline& deadline, UniqueFd& segment) const;
+  std::optional<Hello> receive_hello(const Patience& patience, UniqueFd& segment) const;
 
   // Never blocks; false when the peer cannot be told (gone, or its socket is full).
   bool send_note(Note note, const std::string& text) const;
   enum class Received { nothing, note, closed };
   Received receive_note(Note& note, std::string& text) const;
+  // Waits for a note. Throws on deadline.
+  Received wait_for_note(const Patience& patience, Note& note, std::string& text) const;
 
   // Opens a pidfd for the process at the other end. Without one (old kernel, other pid namespace)
   // the peer's death is seen as end-of-file on the socket, which a forked child of the peer can

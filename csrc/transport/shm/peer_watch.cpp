@@ -3,13 +3,14 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 
+#include <cerrno>
+
 #include "core/error.h"
 
 namespace pycoll::shm {
 
 PeerWatch::PeerWatch(std::vector<Link> links, std::function<void()> on_news)
     : links_(std::move(links)),
-      owner_pid_(::getpid()),
       on_news_(std::move(on_news)),
       states_(std::make_unique<std::atomic<PeerState>[]>(links_.size())),
       stop_(::eventfd(0, EFD_CLOEXEC)) {
@@ -20,11 +21,6 @@ PeerWatch::PeerWatch(std::vector<Link> links, std::function<void()> on_news)
 
 PeerWatch::~PeerWatch() {
   if (!thread_.joinable()) return;
-  if (::getpid() != owner_pid_) {
-    // A forked child has a copy of the object but not the thread; joining it would wait for ever.
-    new std::thread(std::move(thread_));
-    return;
-  }
   const uint64_t one = 1;
   [[maybe_unused]] const ssize_t written = ::write(stop_.get(), &one, sizeof(one));
   thread_.join();
@@ -42,7 +38,7 @@ void PeerWatch::send_abort(const std::string& reason) const {
 }
 
 void PeerWatch::leave() {
-  if (left_.exchange(true) || ::getpid() != owner_pid_) return;
+  if (left_.exchange(true)) return;
   for (const Link& link : links_) {
     if (link) link.send_note(Note::leave, "");
   }
@@ -89,7 +85,11 @@ void PeerWatch::run() {
   }
   entries.push_back({stop_.get(), POLLIN, 0});
   while (entries.back().revents == 0) {
-    if (::poll(entries.data(), entries.size(), -1) < 0) continue;  // EINTR
+    if (::poll(entries.data(), entries.size(), -1) < 0) {
+      if (errno == EINTR) continue;
+      return;  // too many descriptors for the process's limit: deaths are then seen by deadlines
+               // only
+    }
     for (size_t i = 0; i + 1 < entries.size(); ++i) {
       if (entries[i].revents == 0) continue;
       const int peer = static_cast<int>(i / 2);

@@ -39,7 +39,6 @@ class PeerWatch {
   void note_state(int peer, PeerState state);
 
   std::vector<Link> links_;
-  int owner_pid_;
   std::function<void()> on_news_;
   std::unique_ptr<std::atomic<PeerState>[]> states_;
   mutable std::mutex mutex_;
