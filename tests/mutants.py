@@ -181,9 +181,9 @@ MUTANTS = [
     Mutant(
         "stale_arrival",
         EXECUTOR,
-        "if (has_barrier) ++lane.history->barrier_uses;",
+        "  ++lane.history->barriers;\n",
         "",
-        "arrivals at the last operation's barriers count for this one's",
+        "arrivals at the last barrier count for the next one",
         "all_gather/one_shot",
         ("data race", *WRONG_RESULT),
     ),
@@ -208,7 +208,7 @@ MUTANTS = [
     Mutant(
         "barrier_fingerprint_unchecked",
         EXECUTOR,
-        "if (theirs.same_operation(mine) && !theirs.same_fingerprint(mine))",
+        "if (theirs.same_barrier(mine) && !theirs.same_fingerprint(mine))",
         "if (false)",
         "ranks in different operations meet at a barrier",
         "mismatch/barrier",
@@ -225,7 +225,7 @@ MUTANTS = [
     ),
     Mutant(
         "no_recheck",
-        "csrc/runtime/communicator.cpp",
+        "csrc/runtime/driving.cpp",
         "if (executor_.advance() || executor_.done()) {",
         "if (executor_.done()) {",
         "what came just before the announcement is slept over",
@@ -234,7 +234,7 @@ MUTANTS = [
     ),
     Mutant(
         "no_abort_recheck",
-        "csrc/runtime/communicator.cpp",
+        "csrc/runtime/driving.cpp",
         "if (dead_.load(std::memory_order_acquire)) return transport_->cancel_sleep();",
         "",
         "an abort just before the announcement is slept over",

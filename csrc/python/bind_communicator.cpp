@@ -185,7 +185,7 @@ class PyCommunicator {
   std::unique_ptr<PyWork> submit(const PyCall& call) {
     CallRequest request = make_request(call);
     // The arrays live until the operation has ended.
-    request.on_complete = [kept = share(py::make_tuple(call.inputs, call.outputs))] {};
+    request.keep_alive = share(py::make_tuple(call.inputs, call.outputs));
     std::shared_ptr<Operation> operation;
     {
       const py::gil_scoped_release release;

@@ -169,6 +169,7 @@ void Communicator::complete(Lock& lock, std::shared_ptr<Operation> operation) {
   }
   lock.unlock();
   operation->call_on_complete();
+  operation->release();
   operation.reset();
   lock.lock();
   if (blocks_progress) ++free_progress_;

@@ -86,7 +86,10 @@ void Communicator::die(const std::string& reason, std::exception_ptr error, bool
     change_.notify_all();
   }
   transport_->wake();
-  for (const auto& orphan : orphans) orphan->call_on_complete();
+  for (const auto& orphan : orphans) {
+    orphan->call_on_complete();
+    orphan->release();
+  }
 }
 
 void Communicator::abort(const std::string& reason) {

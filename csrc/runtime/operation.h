@@ -4,6 +4,7 @@
 #include <atomic>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -24,9 +25,9 @@ struct CallRequest {
   std::string algorithm;               // empty: the selector's choice
   std::optional<Nanoseconds> timeout;  // else the group's
   // Run by the thread that drove the operation, when its result is in `output`, before anyone is
-  // told.
-  // What it throws is the operation's error; the group goes on.
+  // told. What it throws is the operation's error; the group goes on.
   std::function<void()> finalize;
+  std::shared_ptr<void> keep_alive;  // whoever owns the vectors; dropped after the operation ended
   // Run once by that thread after waiters were told, also on failure; may call the communicator.
   std::function<void()> on_complete;
 };
@@ -55,6 +56,11 @@ class Operation {
     } catch (...) {
       // The operation has ended and was reported: there is nobody left to tell.
     }
+  }
+  // Lets go of the caller's memory. Never under the communicator's lock: it may need the GIL.
+  void release() {
+    request_.finalize = nullptr;
+    request_.keep_alive.reset();
   }
   void finish(std::exception_ptr error) {
     error_ = std::move(error);
