@@ -25,10 +25,9 @@
 //     a barrier of all readers between a write and its reads; the next round's barrier then
 //     protects its reuse. The alternation goes on from one call to the next, and only rounds of
 //     Programs that use the window count: a call without barriers in between protects nothing.
-//   * A lane's direct steps meet the lanes with the same number at its peers. The n-th barrier that
-//   a
-//     lane executes in a call announces n and waits until that lane of every member of its group
-//     has announced n or more.
+//   * A lane's direct steps meet the lanes with the same number at its peers. The n-th barrier of a
+//     lane in a call announces n and waits until that lane of every member of its group has
+//     announced n or more.
 //   * Values are `input` elements, partial sums are accumulators (wider for 16-bit types: a sum is
 //     rounded once, when it is complete). Storing a partial sum to `output` or `window`, or sending
 //     what was stored there, *finishes* it: the division of AVG and the rounding happen there, and

@@ -15,8 +15,7 @@ namespace pycoll {
 // header is what the error message is made from.
 struct CallHeader {
   uint64_t sequence = 0;  // of the group, counts from 1
-  uint64_t count =
-      0;  // elements: of all_gather's input, of reduce_scatter's output, else of the tensor
+  uint64_t count = 0;  // elements of the tensor; of all_gather's input, of reduce_scatter's output
   uint64_t deadline_ms = 0;  // the operation's timeout
   Collective collective = Collective::barrier;
   DType dtype = DType::uint8;

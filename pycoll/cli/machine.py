@@ -155,11 +155,6 @@ class Choice:
 
 def choose_interface(found: dict[str, list[str]]) -> Choice:
     """The interface that a transport over the network would use, and why."""
-    forced = os.environ.get("PYCOLL_SOCKET_IFNAME")
-    if forced:
-        if forced in found:
-            return Choice(forced, "PYCOLL_SOCKET_IFNAME says so")
-        return Choice("", f"PYCOLL_SOCKET_IFNAME={forced}; there is only: {', '.join(found)}")
     master = os.environ.get("MASTER_ADDR")
     if master:
         return choose_for_master(found, master)

@@ -47,9 +47,10 @@ struct alignas(kLine) ControlBlock {
 
 // Message i lies in slot i % depth. Counters wrap; differences count.
 struct alignas(kLine) FifoControl {
-  alignas(kLine) std::atomic<uint32_t> published{0};  // Writer: the sender.
-  alignas(kLine) std::atomic<uint32_t> released{
-      0};  // Writer: the receiver (whose segment this is).
+  // Writer: the sender.
+  alignas(kLine) std::atomic<uint32_t> published{0};
+  // Writer: the receiver, whose segment this is.
+  alignas(kLine) std::atomic<uint32_t> released{0};
 };
 
 struct alignas(kLine) SlotHeader {
