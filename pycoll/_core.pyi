@@ -294,12 +294,3 @@ def config_variables() -> list[tuple[str, str, str, str, bool]]:
 
 def shm_unavailable() -> str:
     """Why this process cannot use shared memory; empty when it can."""
-
-def host_identity() -> str:
-    """Boot and network namespace: equal where shared memory reaches."""
-
-def available_cpus() -> int:
-    """CPUs by affinity and cgroup quota."""
-
-def dtype_size(name: str) -> int:
-    """Bytes of an element."""

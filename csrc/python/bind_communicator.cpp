@@ -227,11 +227,7 @@ std::vector<std::tuple<std::string, std::string, std::string, std::string, bool>
   return rows;
 }
 
-}  // namespace
-
-void bind_communicator(py::module_& m) {
-  // The core's lock may be held by a thread that wants the GIL.
-  const py::call_guard<py::gil_scoped_release> without_gil;
+void bind_calls(py::module_& m) {
   py::class_<PyCall>(m, "Call").def(
       py::init([](std::string collective, std::vector<py::array> inputs,
                   std::vector<py::array> outputs, std::string dtype, std::string op, uint64_t count,
@@ -256,6 +252,11 @@ void bind_communicator(py::module_& m) {
       .def("wait", &PyWork::wait, py::arg("timeout") = py::none())
       .def("done", &PyWork::done)
       .def_property_readonly("sequence", &PyWork::sequence);
+}
+
+void bind_groups(py::module_& m) {
+  // The core's lock may be held by a thread that wants the GIL.
+  const py::call_guard<py::gil_scoped_release> without_gil;
 
   py::class_<shm::SegmentMapper, std::shared_ptr<shm::SegmentMapper>>(m, "SegmentMapper")
       .def(py::init<bool>(), py::arg("one_mapping_a_segment"));
@@ -282,17 +283,21 @@ void bind_communicator(py::module_& m) {
              const auto which = parse_enum<Collective>(collective, "collective");
              return std::string(c.core().algorithm_for(which, bytes).name);
            })
-      .def("override_program",
-           [](PyCommunicator& c, const Program& program) { c.core().override_program(program); });
+      .def(
+          "override_program",
+          [](PyCommunicator& c, const Program& program) { c.core().override_program(program); },
+          without_gil);
+}
 
+}  // namespace
+
+void bind_communicator(py::module_& m) {
+  bind_calls(m);
+  bind_groups(m);
   m.def("config_variables", &show_config,
         "Rows (name, value in force, default, help, must be equal on all ranks).");
   m.def("shm_unavailable", &shm::why_unavailable,
         "Why shared memory cannot be used by this process; empty when it can.");
-  m.def("host_identity", &shm::host_identity);
-  m.def("available_cpus", &available_cpus);
-  m.def("dtype_size",
-        [](const std::string& name) { return size_of(parse_enum<DType>(name, "dtype")); });
 }
 
 }  // namespace pycoll
