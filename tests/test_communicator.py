@@ -6,6 +6,7 @@ import gc
 import inspect
 import os
 import random
+import threading
 import time
 
 import numpy as np
@@ -24,17 +25,20 @@ def three():
 
 
 def test_works(three):
+    looked = threading.Event()
+
     def use(communicator):
         array = np.full(1000, communicator.rank + 1.0)
         if communicator.rank == 2:
-            time.sleep(0.3)
+            assert looked.wait(30)
         work = communicator.all_reduce(array, async_op=True)
         assert isinstance(work, pycoll.Work)
         if communicator.rank == 0:
             start = time.monotonic()
             assert work.wait(timeout=0.05) is False
-            assert time.monotonic() - start < 0.2
+            assert time.monotonic() - start >= 0.05
             assert not work.is_completed()
+            looked.set()
         assert work.wait() is True
         assert work.wait(timeout=0) is True
         assert work.is_completed()
@@ -85,11 +89,11 @@ def test_an_error_comes_out_of_wait():
 
     def use(communicator):
         work = communicator.all_reduce(np.ones(3 + communicator.rank), async_op=True)
-        queued = communicator.barrier(async_op=True)
+        with pytest.raises(pycoll.Error, match="sizes differ"):
+            # The group may be dead before the second call, or while it is queued.
+            communicator.barrier(async_op=True).wait()
         with pytest.raises((pycoll.MismatchError, pycoll.AbortedError), match="sizes differ"):
             work.wait()
-        with pytest.raises(pycoll.Error):
-            queued.wait()
         with pytest.raises(pycoll.Error, match="sizes differ"):
             communicator.barrier(async_op=True).wait()
 
@@ -220,8 +224,6 @@ def test_one_rank_needs_no_peer():
 
 def threads_of_one_rank(communicator):
     """Calls from several threads of one process: the same sequence on each rank, by a lock."""
-    import threading
-
     arrays = [np.full(1000, float(communicator.rank)) for _ in range(8)]
     works = [communicator.all_reduce(array, async_op=True) for array in arrays]
     waiters = [threading.Thread(target=work.wait) for work in works]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import numpy as np
@@ -22,6 +23,9 @@ WRONG_VALUES = [
     ("PYCOLL_WINDOW_BYTES", "99999999999999999999", ["not a size"]),
     ("PYCOLL_WINDOW_BYTES", "1G", ["not between"]),
     ("PYCOLL_FIFO_DEPTH", "1", ["1 is not between 2 and 64"]),
+    ("PYCOLL_FIFO_DEPTH", "128", ["128 is not between 2 and 64"]),
+    ("PYCOLL_FIFO_DEPTH", "3", ["3 is not a power of two"]),
+    ("PYCOLL_FIFO_DEPTH", "63", ["63", "power of two"]),
     ("PYCOLL_SPIN_US", "-2", ["-2"]),
     ("PYCOLL_SPIN_US", "5ms", ["'5ms' is not a number"]),
     ("PYCOLL_CONNECT_TIMEOUT", "0", ["0.1"]),
@@ -61,6 +65,31 @@ def test_options_are_checked_like_variables(tmp_path, name, value, words):
         assert word in str(caught.value)
 
 
+@pytest.mark.parametrize(("name", "value", "words"), [row for row in WRONG_VALUES if row[2]])
+def test_a_wrong_value_is_refused_before_peers_are_looked_for(tmp_path, name, value, words):
+    options = {"PYCOLL_CONNECT_TIMEOUT": "0.2", name: value}
+    with pytest.raises(pycoll.InvalidArgumentError) as caught:  # and not that the peer is missing
+        pycoll.Communicator(pycoll.FileStore(tmp_path), 0, 2, options=options)
+    for word in words:
+        assert word in str(caught.value)
+    assert not os.listdir(tmp_path), "the rank has announced itself"
+
+
+@pytest.mark.parametrize("depth", ["2", "4", "16", "64"])
+def test_every_depth_that_is_taken_works(depth):
+    options = {"PYCOLL_FIFO_DEPTH": depth, "PYCOLL_SLOT_BYTES": "64"}
+    group = ThreadRanks(3, options)
+
+    def use(communicator):
+        for _ in range(3):
+            array = np.arange(5000.0) * (communicator.rank + 1)
+            communicator.all_reduce(array, algorithm="ring")
+            assert (array == 6 * np.arange(5000.0)).all()
+
+    group.run(use)
+    group.close()
+
+
 def test_an_unknown_option_is_refused(tmp_path):
     with pytest.raises(pycoll.InvalidArgumentError, match="'PYCOLL_ALGOS'"):
         pycoll.Communicator(pycoll.FileStore(tmp_path), 0, 1, options={"PYCOLL_ALGOS": "x"})
@@ -90,6 +119,66 @@ def test_variables_that_must_agree(name, values):
         assert name in result.value
         assert "rank 0" in result.value
         assert "rank 2" in result.value
+
+
+# ---- Counters of many rounds ----
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_thousands_of_rounds_in_consecutive_operations(world_size):
+    group = ThreadRanks(world_size, {"PYCOLL_WINDOW_BYTES": "4096"})
+
+    def use(communicator):
+        rank = communicator.rank
+        for i, n in enumerate([1_000_000, 3, 1024 * 700 + 1, 1_000_000]):
+            for algorithm in ("two_shot", "one_shot"):
+                array = np.arange(n, dtype=np.float32) % 4099 + np.float32(rank + i)
+                expected = world_size * (np.arange(n) % 4099 + i) + sum(range(world_size))
+                communicator.all_reduce(array, algorithm=algorithm)
+                np.testing.assert_array_equal(array, expected.astype(np.float32))
+                communicator.barrier()
+
+    group.run(use)
+    group.close()
+
+
+def test_more_barriers_in_an_operation_than_twenty_bits_count():
+    group = ThreadRanks(2, {"PYCOLL_WINDOW_BYTES": "4096"})
+    barriers_a_round, rounds = 512, 2200
+    assert barriers_a_round * rounds > 2**20
+
+    def use(communicator):
+        program = _core.build_programs("all_reduce", "two_shot", 2)[communicator.rank]
+        steps = program.steps()
+        first = [step.kind for step in steps].index("barrier")
+        steps[first:first] = [steps[first]] * (barriers_a_round - 2)
+        program.set_steps(0, steps)
+        communicator._core.override_program(program)
+        # The second starts where the first has left the counters.
+        for i, n in enumerate([1024 * rounds, 1024 * 10 + 1]):
+            array = np.arange(n, dtype=np.float32) % 4099 + np.float32(communicator.rank + i)
+            communicator.all_reduce(array)
+            expected = 2 * (np.arange(n) % 4099 + i) + 1
+            np.testing.assert_array_equal(array, expected.astype(np.float32))
+
+    group.run(use)
+    group.close()
+
+
+@pytest.mark.full
+def test_more_rounds_in_an_operation_than_twenty_bits_count():
+    group = ThreadRanks(2, {"PYCOLL_WINDOW_BYTES": "4096"})
+
+    def use(communicator):
+        array = np.empty((2**31 + 2**20) // 4096 * 4096, np.uint8)
+        block = np.arange(len(array) // 4096, dtype=np.uint32).astype(np.uint8)
+        array.reshape(-1, 4096)[:] = block[:, None] + np.uint8(communicator.rank + 1)
+        communicator.all_reduce(array, algorithm="two_shot", timeout=280)
+        wrong = (array.reshape(-1, 4096) != (block * np.uint8(2) + np.uint8(3))[:, None]).any(1)
+        assert not wrong.any(), np.flatnonzero(wrong)[:10]
+
+    group.run(use)
+    group.close()
 
 
 def differing_world(rank, world_size, directory):

@@ -199,6 +199,84 @@ def pair():
     group.close()
 
 
+TIMES = [-1.0, -1e-9, float("nan"), float("-inf")]
+
+
+@pytest.mark.parametrize("seconds", TIMES)
+def test_a_timeout_that_is_no_time_is_refused(pair, tmp_path, seconds):
+    def attempt(communicator):
+        array = np.full(3, 1.0)
+        matrix = np.ones((2, 3))
+        calls = [
+            lambda **o: communicator.all_reduce(array, **o),
+            lambda **o: communicator.broadcast(array, **o),
+            lambda **o: communicator.all_gather(matrix, array.copy(), **o),
+            lambda **o: communicator.reduce_scatter(array, matrix, **o),
+            lambda **o: communicator.barrier(**o),
+        ]
+        for call in calls:
+            for asynchronous in (False, True):
+                with pytest.raises(pycoll.InvalidArgumentError, match="timeout"):
+                    call(timeout=seconds, async_op=asynchronous)
+        work = communicator.all_reduce(array, async_op=True)
+        with pytest.raises(pycoll.InvalidArgumentError, match="timeout"):
+            work.wait(timeout=seconds)
+        work.wait()
+        assert (array == 2).all()
+        assert (matrix == 1).all()
+
+    pair.run(attempt)
+    with pytest.raises(pycoll.InvalidArgumentError, match="timeout"):
+        pycoll.Communicator(pycoll.FileStore(tmp_path), 0, 1, timeout=seconds)
+
+
+@pytest.mark.parametrize("seconds", [1e9, 1e300, float("inf")])
+def test_a_timeout_longer_than_any_clock(pair, seconds):
+    def use(communicator):
+        for late in (0, 1):
+            array = np.ones(3)
+            if communicator.rank == late:
+                time.sleep(0.1)  # the other one waits, and must not think that time is up
+            communicator.all_reduce(array, timeout=seconds)
+            work = communicator.all_reduce(array, timeout=seconds, async_op=True)
+            assert work.wait(timeout=seconds)
+            assert (array == 4).all()
+
+    pair.run(use)
+
+
+def torch_timeouts(rank, world_size):
+    import datetime
+
+    import torch
+    import torch.distributed as dist
+
+    longest = datetime.timedelta.max
+    for limit in (longest, datetime.timedelta(days=120_000), datetime.timedelta(days=400)):
+        group = dist.new_group(timeout=limit)
+        tensor = torch.ones(3)
+        for late in range(world_size):
+            if rank == late:
+                time.sleep(0.1)
+            dist.all_reduce(tensor, group=group)
+            work = dist.all_reduce(tensor, group=group, async_op=True)
+            assert work.wait(limit)
+        assert (tensor == world_size ** (2 * world_size)).all()
+        dist.destroy_process_group(group)
+    group = dist.new_group()
+    group._get_backend(torch.device("cpu"))._set_default_timeout(longest)
+    if rank:
+        time.sleep(0.1)
+    dist.all_reduce(tensor, group=group)
+    dist.barrier(group=group)
+    return tensor.tolist()
+
+
+def test_torch_timeouts_longer_than_any_clock():
+    for result in torch_ranks(2, torch_timeouts):
+        assert result.value == [32] * 3
+
+
 def read_only(array):
     array.flags.writeable = False
     return array

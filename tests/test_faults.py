@@ -214,26 +214,30 @@ def test_a_stopped_rank_is_named_at_the_deadline(world_size):
 
 def late_rank(communicator, seconds):
     communicator.barrier()
+    timeout = 0.3
     if communicator.rank == 2:
         time.sleep(seconds)
+        timeout = 60.0  # of its own it would wait long
     start = time.monotonic()
-    kind, text, when = error_of(lambda: communicator.broadcast(np.ones(4), 2, timeout=0.3))
-    return kind, text, when - start
+    kind, text, when = error_of(lambda: communicator.broadcast(np.ones(4), 2, timeout=timeout))
+    return kind, text, start, when
 
 
 def test_a_timeout_says_who_is_late_and_by_how_much():
-    results = communicator_ranks(3, late_rank, 1.2)
+    results = communicator_ranks(3, late_rank, 1.5)
+    came = results[2].value[2]
     for rank in (0, 1):
-        kind, text, waited = results[rank].value
-        assert 0.25 < waited < 0.8
+        kind, text, start, when = results[rank].value
+        assert when - start > 0.25
+        assert when < came, "the error came with the late rank, not by the clock"
         for word in ("Timed out", "0.3", "broadcast #2", "root 2", "rank 2", "barrier #1"):
             assert word in text, text
         assert kind in ("TimeoutError", "AbortedError")
     assert "TimeoutError" in [results[rank].value[0] for rank in (0, 1)]
     # Whoever was late learns that the group is gone, at once.
-    kind, text, waited = results[2].value
+    kind, text, start, when = results[2].value
     assert kind == "AbortedError"
-    assert waited < 0.25
+    assert when - start < PROMPTLY
 
 
 def raise_on_one(rank, world_size, directory):
@@ -361,7 +365,7 @@ def test_control_c_interrupts_a_waiting_rank_and_its_peers():
         assert "rank 1" in text
         assert "interrupted" in text
     assert results[2][2] < 0.5 + PROMPTLY
-    assert results[0][2] < 0.3
+    assert results[0][2] < PROMPTLY
 
 
 def test_control_c_interrupts_the_wait_for_an_async_operation():
@@ -375,8 +379,9 @@ def aborting(communicator):
     start = time.monotonic()
     if communicator.rank == 1:
         time.sleep(0.3)
+        start = time.monotonic()
         communicator.abort("validation diverged")
-        took = time.monotonic() - start - 0.3
+        took = time.monotonic() - start
         kind, text, _ = error_of(communicator.barrier)
         return kind, text, took
     work = communicator.all_reduce(np.ones(100), async_op=True)
@@ -393,9 +398,8 @@ def test_abort_ends_everything_everywhere():
         assert kind == "AbortedError"
         assert "rank 1" in text
         assert "validation diverged" in text
-        assert waited < 0.3 + PROMPTLY
-        if result.rank == 1:
-            assert waited < 0.1
+        # Nothing is waited for: an operation that hangs would hold up a close() for seconds.
+        assert waited < (PROMPTLY if result.rank == 1 else 0.3 + PROMPTLY)
 
 
 def abort_in_thread(communicator):

@@ -218,7 +218,7 @@ def test_a_waiting_rank_uses_no_cpu():
     for result in communicator_ranks(3, idle_cpu)[1:]:
         waited, cpu = result.value
         assert waited > 2.5
-        assert cpu < 0.020
+        assert cpu < 0.03 * waited  # spinning or yielding takes all that it can get
 
 
 def test_closing_twice_and_using_after_close():

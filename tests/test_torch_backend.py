@@ -245,8 +245,9 @@ def test_a_callback_may_wait_for_a_collective():
 
 def patience(rank, w):
     tensor = torch.full((8,), rank + 1.0)
+    store = dist.distributed_c10d._get_default_store()
     if rank == 1:
-        time.sleep(1.0)
+        store.wait(["looked"])
     work = dist.all_reduce(tensor, async_op=True)
     waited = None
     text = ""
@@ -257,6 +258,8 @@ def patience(rank, w):
             work.wait(datetime.timedelta(milliseconds=200))
         except RuntimeError as error:
             waited, text = time.monotonic() - start, str(error)
+        assert not work.is_completed()
+        store.set("looked", "")
     work.wait()
     dist.all_reduce(tensor)
     return tensor[0].item(), waited, text
@@ -266,7 +269,7 @@ def test_a_limited_wait_does_not_end_the_operation():
     results = torch_ranks(3, patience)
     assert [result.value[0] for result in results] == [18.0] * 3
     _, waited, text = results[0].value
-    assert 0.19 < waited < 0.6
+    assert waited > 0.19
     assert "0.2" in text
     assert "all_reduce #1" in text
 
