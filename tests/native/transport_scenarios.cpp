@@ -89,7 +89,7 @@ void exchange_windows(Transport& transport, int rank, Nanoseconds patience) {
       const uint64_t word = word_of(round, i) + static_cast<uint64_t>(rank);
       std::memcpy(window.local(0, parity) + i * sizeof(word), &word, sizeof(word));
     }
-    const Arrival mine(round, 0, 1);
+    const Arrival mine(round, 1);
     window.arrive(0, mine);
     wait_on(transport, patience, [&] { return window.arrival_of(1 - rank, 0).reached(mine); });
     for (size_t i = 0; i < kWords; ++i) {
