@@ -11,6 +11,7 @@
 
 #include "bind.h"
 #include "core/error.h"
+#include "gil.h"
 #include "runtime/communicator.h"
 #include "transport/shm/shm_transport.h"
 
@@ -27,15 +28,6 @@ Nanoseconds from_seconds(double seconds) {
       std::chrono::duration<double>(std::min(seconds, to_seconds(kNoLimit))));
 }
 
-// At exit the interpreter ends threads that ask for the GIL in the middle of what they do.
-bool python_is_ending() {
-#if PY_VERSION_HEX >= 0x030D0000
-  return Py_IsFinalizing() != 0;
-#else
-  return _Py_IsFinalizing() != 0;
-#endif
-}
-
 // A Python object that may be dropped by a thread that does not hold the GIL.
 using Shared = std::shared_ptr<py::object>;
 Shared share(py::object object) {
@@ -44,11 +36,6 @@ Shared share(py::object object) {
             const py::gil_scoped_acquire gil;
             delete dying;
           }};
-}
-
-void check_signals() {
-  const py::gil_scoped_acquire gil;
-  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
 // pycoll/store.py's adapter: set(key, bytes), get(key, seconds) -> bytes or None, remove(key).
@@ -140,12 +127,12 @@ class PyWork {
       : communicator_(std::move(communicator)), operation_(std::move(operation)) {}
   ~PyWork() {
     // The last reference to the communicator joins threads that may want the GIL.
-    const py::gil_scoped_release release;
+    const GilRelease release;
     communicator_.reset();
   }
 
   bool wait(std::optional<double> timeout) {
-    const py::gil_scoped_release release;
+    const GilRelease release;
     std::optional<Nanoseconds> limit;
     if (timeout) limit = from_seconds(*timeout);
     return communicator_->wait(operation_, limit, check_signals);
@@ -166,20 +153,20 @@ class PyCommunicator {
     PythonStore adapter(std::move(store));
     BootstrapRequest request{&adapter, prefix, rank, world_size, Config::from_env(), check_signals};
     apply(options, request.config);
-    const py::gil_scoped_release release;
+    const GilRelease release;
     if (mapper == nullptr) mapper = std::make_shared<shm::SegmentMapper>();
     communicator_ = Communicator::make(
         request, std::make_unique<shm::ShmConnector>(std::move(mapper)), from_seconds(timeout));
   }
   ~PyCommunicator() {
-    const py::gil_scoped_release release;
+    const GilRelease release;
     if (communicator_) communicator_->close();
     communicator_.reset();
   }
 
   void run(const PyCall& call) {
     CallRequest request = make_request(call);
-    const py::gil_scoped_release release;
+    const GilRelease release;
     communicator_->run(std::move(request), check_signals);
   }
   std::unique_ptr<PyWork> submit(const PyCall& call) {
@@ -188,13 +175,13 @@ class PyCommunicator {
     request.keep_alive = share(py::make_tuple(call.inputs, call.outputs));
     std::shared_ptr<Operation> operation;
     {
-      const py::gil_scoped_release release;
+      const GilRelease release;
       operation = communicator_->submit(std::move(request));
     }
     return std::make_unique<PyWork>(communicator_, std::move(operation));
   }
   void close() {
-    const py::gil_scoped_release release;
+    const GilRelease release;
     communicator_->close();
   }
   Communicator& core() const { return *communicator_; }
@@ -256,7 +243,7 @@ void bind_calls(py::module_& m) {
 
 void bind_groups(py::module_& m) {
   // The core's lock may be held by a thread that wants the GIL.
-  const py::call_guard<py::gil_scoped_release> without_gil;
+  const py::call_guard<GilRelease> without_gil;
 
   py::class_<shm::SegmentMapper, std::shared_ptr<shm::SegmentMapper>>(m, "SegmentMapper")
       .def(py::init<bool>(), py::arg("one_mapping_a_segment"));

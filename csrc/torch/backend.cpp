@@ -9,11 +9,17 @@
 #include <optional>
 
 #include "core/error.h"
+#include "python/gil.h"
 #include "torch/tensors.h"
 #include "transport/shm/shm_transport.h"
 
 namespace pycoll::torch_adapter {
 namespace {
+
+// Negative is no limit: torch wraps timedelta.max round to that.
+Nanoseconds time_limit(std::chrono::milliseconds timeout) {
+  return timeout < std::chrono::milliseconds(0) ? kNoLimit : Nanoseconds(saturated(timeout));
+}
 
 // The exception classes that torch users catch.
 [[noreturn]] void throw_torch_error(const Error& error) {
@@ -46,17 +52,20 @@ std::exception_ptr as_torch_error(std::exception_ptr error) {
   return nullptr;
 }
 
-// Other threads may need the GIL to end what is waited for here.
-class GilRelease {
+// Other threads may need the GIL to end what is waited for here. The caller may or may not hold it.
+class MaybeGilRelease {
  public:
-  GilRelease() {
-    if (Py_IsInitialized() && PyGILState_Check()) saved_ = PyEval_SaveThread();
+  MaybeGilRelease() {
+    if (!Py_IsInitialized() || python_is_ending()) return;
+    if (PyGILState_Check()) saved_ = PyEval_SaveThread();
   }
-  ~GilRelease() {
-    if (saved_ != nullptr) PyEval_RestoreThread(saved_);
+  ~MaybeGilRelease() {
+    if (saved_ == nullptr) return;
+    while (python_is_ending()) ::pause();  // see python/gil.h
+    PyEval_RestoreThread(saved_);
   }
-  GilRelease(const GilRelease&) = delete;
-  GilRelease& operator=(const GilRelease&) = delete;
+  MaybeGilRelease(const MaybeGilRelease&) = delete;
+  MaybeGilRelease& operator=(const MaybeGilRelease&) = delete;
 
  private:
   PyThreadState* saved_ = nullptr;
@@ -100,7 +109,7 @@ class C10dStore final : public Store {
 };
 
 std::shared_ptr<Communicator> connect(const GroupRequest& request) {
-  const GilRelease release;
+  const MaybeGilRelease release;
   C10dStore store(request.store);
   const BootstrapRequest bootstrap{&store,
                                    "pycoll/" + request.group_id,
@@ -109,7 +118,7 @@ std::shared_ptr<Communicator> connect(const GroupRequest& request) {
                                    Config::from_env(),
                                    request.interrupt};
   return Communicator::make(bootstrap, std::make_unique<shm::ShmConnector>(),
-                            saturated(request.timeout));
+                            time_limit(request.timeout));
 }
 
 }  // namespace
@@ -138,8 +147,8 @@ std::exception_ptr Work::exception() const {
 
 bool Work::wait(std::chrono::milliseconds timeout) {
   std::optional<Nanoseconds> limit;
-  if (timeout != kNoTimeout) limit = saturated(timeout);
-  const GilRelease release;
+  if (timeout != kNoTimeout) limit = time_limit(timeout);
+  const MaybeGilRelease release;
   with_torch_errors([&] {
     if (!communicator_->wait(operation_, limit, interrupt_)) {
       fail(ErrorKind::timed_out, "rank ", communicator_->rank(), ": Timed out waiting ",
@@ -212,30 +221,31 @@ Backend::Backend(const GroupRequest& request)
 }
 
 Backend::~Backend() {
-  const GilRelease release;
+  const MaybeGilRelease release;
   communicator_->close();
   communicator_.reset();
 }
 
 void Backend::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
-  communicator_->set_timeout(saturated(timeout));
+  communicator_->set_timeout(time_limit(timeout));
 }
 
 void Backend::abort() {
-  const GilRelease release;
+  const MaybeGilRelease release;
   communicator_->abort("torch.distributed asked for it");
 }
 
 void Backend::shutdown() {
-  const GilRelease release;
+  const MaybeGilRelease release;
   communicator_->close();
 }
 
 Backend::WorkPtr Backend::run(Call call) {
   CallRequest& request = call.request;
-  if (call.timeout != c10d::kUnsetTimeout) request.timeout = saturated(call.timeout);
+  if (call.timeout != c10d::kUnsetTimeout) request.timeout = time_limit(call.timeout);
 
+  check_disjoint(call.title, call.outputs);
   // Strided tensors travel as dense copies; what comes out is copied back element by element. A
   // tensor that is both input and output stays one.
   const DenseTensors inputs(call.inputs, DenseTensors::Role::input);
@@ -259,7 +269,7 @@ Backend::WorkPtr Backend::run(Call call) {
     return work;
   }
   RECORD_FUNCTION(call.title, std::vector<c10::IValue>(call.inputs.begin(), call.inputs.end()));
-  const GilRelease release;
+  const MaybeGilRelease release;
   with_torch_errors([&] { communicator_->run(std::move(request), interrupt_); });
   return nullptr;
 }

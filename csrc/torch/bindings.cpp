@@ -6,17 +6,13 @@
 #include <functional>
 #include <mutex>
 
+#include "python/gil.h"
 #include "torch/backend.h"
 
 namespace py = pybind11;
 
 namespace pycoll::torch_adapter {
 namespace {
-
-void check_signals() {
-  const py::gil_scoped_acquire gil;
-  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-}
 
 // The groups there are, so that they can be closed before the interpreter ends: afterwards it would
 // end progress threads in the middle of what they do. One object a module, made with it.

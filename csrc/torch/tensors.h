@@ -6,6 +6,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <string>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <utility>
@@ -117,6 +118,58 @@ inline void check_tensor(const char* operation, const char* name, const at::Tens
     refuse(concat("of shape ", tensor.sizes(), " and strides ", tensor.strides(),
                   " has elements that share memory (an expanded or overlapping view); "
                   "call .contiguous() or .clone() first"));
+  }
+}
+
+// Whether an element of one tensor lies `distance` elements from an element of the other, where
+// both have these dims (stride, size), ascending and without self-overlap. A dim contributes stride
+// times a number in -(size-1)..size-1, and all smaller dims together less than one stride: two
+// numbers to try.
+inline bool meets(int64_t distance, const std::vector<std::pair<int64_t, int64_t>>& dims,
+                  size_t left) {
+  if (left == 0) return distance == 0;
+  const auto [stride, size] = dims[left - 1];
+  for (int64_t steps = distance / stride - 1; steps <= distance / stride + 1; ++steps) {
+    if (std::abs(steps) < size && meets(distance - steps * stride, dims, left - 1)) return true;
+  }
+  return false;
+}
+
+// True when two outputs share an element, or when that cannot be told.
+inline bool may_share_elements(const at::Tensor& a, const at::Tensor& b) {
+  const auto begin = [](const at::Tensor& t) {
+    return static_cast<const char*>(t.const_data_ptr());
+  };
+  const auto reach = [](const at::Tensor& t) {
+    int64_t elements = 1;
+    for (int64_t i = 0; i < t.dim(); ++i) elements += t.stride(i) * (t.size(i) - 1);
+    return elements * static_cast<int64_t>(t.element_size());
+  };
+  if (a.numel() == 0 || b.numel() == 0) return false;
+  if (begin(a) + reach(a) <= begin(b) || begin(b) + reach(b) <= begin(a)) return false;
+  const int64_t distance = begin(b) - begin(a);
+  const auto element = static_cast<int64_t>(a.element_size());
+  if (a.strides() != b.strides() || a.sizes() != b.sizes() || distance % element != 0) return true;
+  std::vector<std::pair<int64_t, int64_t>> dims;
+  for (int64_t i = 0; i < a.dim(); ++i) {
+    if (a.size(i) > 1) dims.emplace_back(a.stride(i), a.size(i));
+  }
+  std::sort(dims.begin(), dims.end());
+  return meets(distance / element, dims, dims.size());
+}
+
+// Strided outputs travel as dense copies, so the core cannot see that they share elements.
+inline void check_disjoint(const char* title, const std::vector<at::Tensor>& outputs) {
+  const bool dense = std::all_of(outputs.begin(), outputs.end(),
+                                 [](const at::Tensor& t) { return t.is_contiguous(); });
+  if (dense) return;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (may_share_elements(outputs[i], outputs[j])) {
+        C10_THROW_ERROR(Error, concat(title, ": outputs ", j, " and ", i,
+                                      " share memory (overlapping views); give each its own"));
+      }
+    }
   }
 }
 

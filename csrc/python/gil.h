@@ -1,0 +1,43 @@
+// The GIL around waiting, also when the interpreter ends meanwhile.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <unistd.h>
+
+namespace pycoll {
+
+// From then on a thread that asks for the GIL is ended on the spot, by unwinding its stack through
+// code that may not throw: the process would abort.
+inline bool python_is_ending() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing() != 0;
+#else
+  return _Py_IsFinalizing() != 0;
+#endif
+}
+
+// Gives the GIL up while it lives. A daemon thread that comes back when the interpreter is ending
+// stays here until the process is gone, as Python's own threads do from 3.14 on.
+class GilRelease {
+ public:
+  GilRelease() : state_(python_is_ending() ? nullptr : PyEval_SaveThread()) {}
+  ~GilRelease() {
+    if (state_ == nullptr) return;
+    while (python_is_ending()) ::pause();
+    PyEval_RestoreThread(state_);
+  }
+  GilRelease(const GilRelease&) = delete;
+  GilRelease& operator=(const GilRelease&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
+// Runs Python's signal handlers; throws what they raise.
+inline void check_signals() {
+  if (python_is_ending()) return;
+  const pybind11::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
+}
+
+}  // namespace pycoll
