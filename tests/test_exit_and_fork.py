@@ -48,16 +48,17 @@ def exit_with_work(rank, world_size, directory, how, peer_comes):
         while communicator._core.sequence() == 0:
             time.sleep(0.01)
         return
-    works = [communicator.all_reduce(a, async_op=True) for a in (array, array.T, array[:, ::2])]
-    keep(communicator, array, works)
+    arrays = (array, array.T, array[:, ::2])
     if rank == 0:
+        keep(communicator, array, [communicator.all_reduce(a, async_op=True) for a in arrays])
         end(how)
-    else:
-        for work in works:
-            try:
-                work.wait()
-            except pycoll.Error as error:
-                print(type(error).__name__)
+        return
+    for a in arrays:
+        try:
+            # A call on a group that rank 0 has left may fail at once, or when it is waited for.
+            communicator.all_reduce(a, async_op=True).wait()
+        except pycoll.Error as error:
+            print(type(error).__name__)
 
 
 def check_exits(results, how):
@@ -89,15 +90,15 @@ def torch_exit_with_work(rank, world_size, directory, how, peer_comes):
     dist.init_process_group("pycoll", store=store, rank=rank, world_size=world_size)
     late(rank, directory, peer_comes)
     tensors = [torch.ones(50, 40), torch.ones(50, 40).t(), torch.ones(50, 40)[:, ::2]]
-    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
-    chained = [work.get_future().then(lambda future: future.value()[0] + 1) for work in works]
-    keep(tensors, works, chained, store)
     if rank == 0:
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+        chained = [work.get_future().then(lambda future: future.value()[0] + 1) for work in works]
+        keep(tensors, works, chained, store)
         end(how)
         return
-    for work in works:
+    for tensor in tensors:
         try:
-            work.wait()
+            dist.all_reduce(tensor, async_op=True).wait()
         except dist.DistBackendError as error:
             print(error)
 

@@ -123,8 +123,11 @@ CallRequest make_request(const PyCall& call) {
 // caller may drop it without waiting.
 class PyWork {
  public:
-  PyWork(std::shared_ptr<Communicator> communicator, std::shared_ptr<Operation> operation)
-      : communicator_(std::move(communicator)), operation_(std::move(operation)) {}
+  PyWork(std::shared_ptr<Communicator> communicator, std::shared_ptr<Operation> operation,
+         std::shared_ptr<Callers> callers)
+      : communicator_(std::move(communicator)),
+        operation_(std::move(operation)),
+        callers_(std::move(callers)) {}
   ~PyWork() {
     // The last reference to the communicator joins threads that may want the GIL.
     const GilRelease release;
@@ -132,9 +135,11 @@ class PyWork {
   }
 
   bool wait(std::optional<double> timeout) {
-    const GilRelease release;
     std::optional<Nanoseconds> limit;
     if (timeout) limit = from_seconds(*timeout);
+    const Callers::Inside inside(*callers_);
+    if (operation_->done()) return communicator_->wait(operation_, limit, nullptr);
+    const GilRelease release;
     return communicator_->wait(operation_, limit, check_signals);
   }
   bool done() const { return operation_->done(); }
@@ -143,6 +148,7 @@ class PyWork {
  private:
   std::shared_ptr<Communicator> communicator_;
   std::shared_ptr<Operation> operation_;
+  std::shared_ptr<Callers> callers_;
 };
 
 class PyCommunicator {
@@ -166,6 +172,8 @@ class PyCommunicator {
 
   void run(const PyCall& call) {
     CallRequest request = make_request(call);
+    const Callers::Inside inside(*callers_);
+    communicator_->throw_if_dead();  // close() does not wait for callers that come later
     const GilRelease release;
     communicator_->run(std::move(request), check_signals);
   }
@@ -173,16 +181,19 @@ class PyCommunicator {
     CallRequest request = make_request(call);
     // The arrays live until the operation has ended.
     request.keep_alive = share(py::make_tuple(call.inputs, call.outputs));
+    const Callers::Inside inside(*callers_);
+    communicator_->throw_if_dead();
     std::shared_ptr<Operation> operation;
     {
       const GilRelease release;
       operation = communicator_->submit(std::move(request));
     }
-    return std::make_unique<PyWork>(communicator_, std::move(operation));
+    return std::make_unique<PyWork>(communicator_, std::move(operation), callers_);
   }
   void close() {
     const GilRelease release;
     communicator_->close();
+    callers_->wait_until_gone(std::chrono::seconds(1));
   }
   Communicator& core() const { return *communicator_; }
 
@@ -200,6 +211,7 @@ class PyCommunicator {
   }
 
   std::shared_ptr<Communicator> communicator_;
+  std::shared_ptr<Callers> callers_ = std::make_shared<Callers>();
 };
 
 // (name, value in force, default, help, must be equal on all ranks)

@@ -4,6 +4,10 @@
 #include <pybind11/pybind11.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
+#include <thread>
+
 namespace pycoll {
 
 // From then on a thread that asks for the GIL is ended on the spot, by unwinding its stack through
@@ -31,6 +35,36 @@ class GilRelease {
 
  private:
   PyThreadState* state_;
+};
+
+// Threads that are in the core, or on the way back from it to Python. Whoever ends the interpreter
+// waits for them a little: a thread that waits for the GIL when the interpreter ends cannot be
+// saved.
+class Callers {
+ public:
+  // Counts the calling thread while it lives; made before a GilRelease, so that it is gone after
+  // the thread has the GIL again.
+  class Inside {
+   public:
+    explicit Inside(Callers& callers) : callers_(callers) { ++callers_.count_; }
+    ~Inside() { --callers_.count_; }
+    Inside(const Inside&) = delete;
+    Inside& operator=(const Inside&) = delete;
+
+   private:
+    Callers& callers_;
+  };
+
+  // Without the GIL, which they need.
+  void wait_until_gone(std::chrono::milliseconds at_most) const {
+    const auto limit = std::chrono::steady_clock::now() + at_most;
+    while (count_ > 0 && std::chrono::steady_clock::now() < limit) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
+ private:
+  std::atomic<int> count_{0};
 };
 
 // Runs Python's signal handlers; throws what they raise.

@@ -70,6 +70,8 @@ class Communicator {
   // Waits a little for queued operations, then leaves. Idempotent.
   void close();
   bool dead() const { return dead_.load(std::memory_order_acquire); }
+  // Raises what every call on a dead group raises.
+  void throw_if_dead() const;
 
  private:
   Communicator(const BootstrapRequest& request, std::unique_ptr<Connector> connector,

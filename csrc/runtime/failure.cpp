@@ -17,11 +17,14 @@ Nanoseconds Communicator::until_deadline(const Operation& operation) const {
   return operation.timeout_ - (Clock::now() - started_);
 }
 
+void Communicator::throw_if_dead() const {
+  if (!dead()) return;
+  const Lock lock(mutex_);
+  std::rethrow_exception(death_);
+}
+
 void Communicator::look_for_trouble(const Operation& operation) {
-  if (dead_.load(std::memory_order_acquire)) {
-    const Lock lock(mutex_);
-    std::rethrow_exception(death_);
-  }
+  throw_if_dead();
   if (const auto text = transport_->peer_abort()) fail(ErrorKind::aborted, *text);
 
   const CallHeader& mine = operation.call();
