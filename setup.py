@@ -34,7 +34,7 @@ NO_TORCH = """
 pycoll builds against the torch that is installed, and none can be imported here.
 (A plain `pip install` builds in an isolated environment, which hides the installed torch.)
 
-  With torch installed:     pip install setuptools cmake ninja pybind11
+  With torch installed:     pip install -U setuptools cmake ninja pybind11
                             pip install --no-build-isolation .
   Without torch (the core): PYCOLL_TORCH=0 pip install .
 """

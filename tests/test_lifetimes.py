@@ -433,3 +433,19 @@ def torch_shutdown_at_once(rank, world_size):
 
 def test_several_threads_may_shut_a_torch_group_down():
     torch_ranks(2, torch_shutdown_at_once, timeout=100)
+
+
+def test_a_store_can_be_used_again_after_a_rank_gave_up_waiting(tmp_path):
+    store = pycoll.FileStore(tmp_path)
+    with pytest.raises(pycoll.TimeoutError, match="rank 1"):
+        pycoll.Communicator(store, 0, 2, options={"PYCOLL_CONNECT_TIMEOUT": "0.3"})
+
+    def join(rank):
+        with pycoll.Communicator(store, rank, 2) as communicator:
+            communicator.barrier()
+            return communicator.rank
+
+    with ThreadPoolExecutor(2) as pool:
+        late = pool.submit(join, 1)  # it must not be led to the rank that gave up
+        time.sleep(0.3)
+        assert [pool.submit(join, 0).result(), late.result()] == [0, 1]

@@ -97,6 +97,16 @@ void check_viable(const Agreement& agreement, Connector& connector) {
   }
 }
 
+// A rank that gives up waiting takes its record with it: the next run in the same store would be
+// led to a dead address. A rank that found a mismatch leaves it, so that the others find it too.
+void forget(const BootstrapRequest& request) {
+  try {
+    request.store->remove(key_of(request, request.rank));
+  } catch (const std::exception&) {
+    // The store has gone too; why the group was given up is the thing to tell.
+  }
+}
+
 }  // namespace
 
 Agreement agree(const BootstrapRequest& request, Connector& connector, const Deadline& deadline) {
@@ -112,7 +122,16 @@ Agreement agree(const BootstrapRequest& request, Connector& connector, const Dea
 std::unique_ptr<Transport> bootstrap(const BootstrapRequest& request, Connector& connector) {
   const auto timeout = std::chrono::duration<double>(request.config.connect_timeout);
   const Deadline deadline = Deadline::after(std::chrono::duration_cast<Nanoseconds>(timeout));
-  Agreement agreement = agree(request, connector, deadline);
+  Agreement agreement;
+  try {
+    agreement = agree(request, connector, deadline);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::timed_out) forget(request);
+    throw;
+  } catch (...) {
+    forget(request);  // interrupted
+    throw;
+  }
 
   ConnectRequest connect;
   connect.rank = request.rank;

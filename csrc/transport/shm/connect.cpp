@@ -132,7 +132,9 @@ struct ShmConnector::Mesh {
         pending.back().send_hello(my_hello(), my_segment);
       } catch (const Error& error) {
         fail(ErrorKind::peer_failed, "rank ", request.rank, " cannot reach rank ", peer, ": ",
-             error.what(), ". It seems to have died while the group was connecting");
+             error.what(),
+             ". It seems to have died while the group was connecting, or the store "
+             "still holds the keys of an earlier run: use a fresh one");
       }
     }
     for (int peer = 0; peer < request.rank; ++peer) {
