@@ -459,7 +459,12 @@ def addresses():
             )
     with open("/proc/net/unix") as file:
         rows = [line.split() for line in file]
-    return {row[7][1:] for row in rows if row[6] in inodes and row[-1].startswith("@pycoll-")}
+    listens = "00010000"  # between bind and listen a socket is there, but refuses
+    return {
+        row[7][1:]
+        for row in rows
+        if row[6] in inodes and row[3] == listens and row[-1].startswith("@pycoll-")
+    }
 
 
 def test_a_stranger_at_the_socket_does_no_harm(tmp_path):
