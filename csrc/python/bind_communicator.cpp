@@ -119,8 +119,8 @@ CallRequest make_request(const PyCall& call) {
   return request;
 }
 
-// An operation in flight. The arrays are kept by its completion callback, not by this object: a
-// caller may drop it without waiting.
+// An operation in flight. The arrays are kept by the operation until it has ended, not by this
+// object: a caller may drop it without waiting.
 class PyWork {
  public:
   PyWork(std::shared_ptr<Communicator> communicator, std::shared_ptr<Operation> operation,

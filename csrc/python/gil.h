@@ -20,11 +20,16 @@ inline bool python_is_ending() {
 #endif
 }
 
-// Gives the GIL up while it lives. A daemon thread that comes back when the interpreter is ending
-// stays here until the process is gone, as Python's own threads do from 3.14 on.
+// Gives the GIL up while it lives, if the thread has it: whoever waits must not keep it from the
+// threads that end what is waited for. Not when the interpreter is ending, for then this is the
+// thread that ends it. A daemon thread that comes back while it is ending stays here until the
+// process is gone, as Python's own threads do from 3.14 on.
 class GilRelease {
  public:
-  GilRelease() : state_(python_is_ending() ? nullptr : PyEval_SaveThread()) {}
+  GilRelease() {
+    if (!Py_IsInitialized() || python_is_ending()) return;
+    if (PyGILState_Check()) state_ = PyEval_SaveThread();
+  }
   ~GilRelease() {
     if (state_ == nullptr) return;
     while (python_is_ending()) ::pause();
@@ -34,7 +39,7 @@ class GilRelease {
   GilRelease& operator=(const GilRelease&) = delete;
 
  private:
-  PyThreadState* state_;
+  PyThreadState* state_ = nullptr;
 };
 
 // Threads that are in the core, or on the way back from it to Python. Whoever ends the interpreter

@@ -85,6 +85,7 @@ class Communicator {
   const Algorithm& choose(const CallRequest& request) const;
   void check_owner() const;
 
+  std::exception_ptr die_interrupted(const Operation& operation);
   void give_up(const Operation& operation);
   void drive(Lock& lock, const Interrupt& interrupt);
   // Executes and finalizes. An Interrupt's own exception goes to `interruption`.

@@ -62,13 +62,19 @@ void Communicator::run(CallRequest request, const Interrupt& interrupt) {
   }
 }
 
+std::exception_ptr Communicator::die_interrupted(const Operation& operation) {
+  const std::string reason =
+      concat("rank ", rank_, " was interrupted in ", to_string(operation.call()));
+  const auto error = std::make_exception_ptr(Error(ErrorKind::aborted, reason));
+  die(reason, error, true);
+  return error;
+}
+
 // The caller of a synchronous operation is about to free its vectors: the operation must have
 // ended, whoever drives it. The peers have it in their order of calls, so the group ends with it.
 void Communicator::give_up(const Operation& operation) {
   if (operation.done()) return;
-  const std::string reason =
-      concat("rank ", rank_, " was interrupted in ", to_string(operation.call()));
-  die(reason, std::make_exception_ptr(Error(ErrorKind::aborted, reason)), true);
+  die_interrupted(operation);
   Lock lock(mutex_);
   ++waiters_;
   // Whoever drives it sees dead_ within one sleep.
@@ -127,11 +133,7 @@ std::exception_ptr Communicator::outcome_of(Operation& operation, const Interrup
     execute(operation, interrupt);
   } catch (const Interrupted& interrupted) {
     interruption = interrupted.reason;
-    const std::string reason =
-        concat("rank ", rank_, " was interrupted in ", to_string(operation.call()));
-    const auto error = std::make_exception_ptr(Error(ErrorKind::aborted, reason));
-    die(reason, error, true);
-    return error;
+    return die_interrupted(operation);
   } catch (const Error& caught) {
     const auto error = std::current_exception();
     // An abort of a peer is passed on as it is: its own note to a third rank may come after our

@@ -52,25 +52,6 @@ std::exception_ptr as_torch_error(std::exception_ptr error) {
   return nullptr;
 }
 
-// Other threads may need the GIL to end what is waited for here. The caller may or may not hold it.
-class MaybeGilRelease {
- public:
-  MaybeGilRelease() {
-    if (!Py_IsInitialized() || python_is_ending()) return;
-    if (PyGILState_Check()) saved_ = PyEval_SaveThread();
-  }
-  ~MaybeGilRelease() {
-    if (saved_ == nullptr) return;
-    while (python_is_ending()) ::pause();  // see python/gil.h
-    PyEval_RestoreThread(saved_);
-  }
-  MaybeGilRelease(const MaybeGilRelease&) = delete;
-  MaybeGilRelease& operator=(const MaybeGilRelease&) = delete;
-
- private:
-  PyThreadState* saved_ = nullptr;
-};
-
 class C10dStore final : public Store {
  public:
   explicit C10dStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
@@ -109,7 +90,7 @@ class C10dStore final : public Store {
 };
 
 std::shared_ptr<Communicator> connect(const GroupRequest& request) {
-  const MaybeGilRelease release;
+  const GilRelease release;
   C10dStore store(request.store);
   const BootstrapRequest bootstrap{&store,
                                    "pycoll/" + request.group_id,
@@ -122,9 +103,6 @@ std::shared_ptr<Communicator> connect(const GroupRequest& request) {
 }
 
 }  // namespace
-
-// --- Work
-// ------------------------------------------------------------------------------------------
 
 Work::Work(std::shared_ptr<Communicator> communicator, Description description, Interrupt interrupt)
     : c10d::Work(description.rank, description.type, description.title, description.inputs),
@@ -148,7 +126,7 @@ std::exception_ptr Work::exception() const {
 bool Work::wait(std::chrono::milliseconds timeout) {
   std::optional<Nanoseconds> limit;
   if (timeout != kNoTimeout) limit = time_limit(timeout);
-  const MaybeGilRelease release;
+  const GilRelease release;
   with_torch_errors([&] {
     if (!communicator_->wait(operation_, limit, interrupt_)) {
       fail(ErrorKind::timed_out, "rank ", communicator_->rank(), ": Timed out waiting ",
@@ -198,9 +176,6 @@ void Work::mark_future() {
   }
 }
 
-// --- Backend
-// ---------------------------------------------------------------------------------------
-
 // One collective as torch called it.
 struct Backend::Call {
   c10d::OpType type;
@@ -221,7 +196,7 @@ Backend::Backend(const GroupRequest& request)
 }
 
 Backend::~Backend() {
-  const MaybeGilRelease release;
+  const GilRelease release;
   communicator_->close();
   communicator_.reset();
 }
@@ -232,12 +207,12 @@ void Backend::setTimeout(std::chrono::milliseconds timeout) {
 }
 
 void Backend::abort() {
-  const MaybeGilRelease release;
+  const GilRelease release;
   communicator_->abort("torch.distributed asked for it");
 }
 
 void Backend::shutdown() {
-  const MaybeGilRelease release;
+  const GilRelease release;
   communicator_->close();
 }
 
@@ -269,7 +244,7 @@ Backend::WorkPtr Backend::run(Call call) {
     return work;
   }
   RECORD_FUNCTION(call.title, std::vector<c10::IValue>(call.inputs.begin(), call.inputs.end()));
-  const MaybeGilRelease release;
+  const GilRelease release;
   with_torch_errors([&] { communicator_->run(std::move(request), interrupt_); });
   return nullptr;
 }
