@@ -357,7 +357,8 @@ def test_asking_a_torch_group_while_dropped_tensors_die():
 
 
 def numpy_drop_and_ask(rank, world_size, directory, times):
-    communicator = pycoll.Communicator(pycoll.FileStore(directory), rank, world_size)
+    store = pycoll.FileStore(directory)
+    communicator = pycoll.Communicator(store, rank, world_size)
 
     class Tagged(np.ndarray):
         def __del__(self):
@@ -379,6 +380,10 @@ def numpy_drop_and_ask(rank, world_size, directory, times):
             communicator.all_reduce(np.ones((6, 4)).view(Tagged).T, async_op=True)
         communicator.abort("enough")
         communicator.abort("twice")
+        store.set("aborted", b"yes")
+    else:
+        # A rank that leaves ends the calls of the other, which is not what this test looks at.
+        store.get("aborted", timeout=60)
     return rank == 1 or communicator._core.dead()
 
 
