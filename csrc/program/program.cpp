@@ -9,7 +9,8 @@ namespace pycoll {
 namespace {
 
 constexpr std::array<std::string_view, static_cast<size_t>(Collective::kCount)> kCollectives{
-    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "barrier"};
+    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "barrier",
+    "reduce",     "gather",     "scatter",        "all_to_all"};
 constexpr std::array<std::string_view, 5> kSpaces{"none", "input", "output", "acc", "window"};
 constexpr std::array<std::string_view, 2> kWires{"value", "partial"};
 constexpr std::array<std::string_view, 4> kOrders{"none", "rank_order", "ring_order",

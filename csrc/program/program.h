@@ -56,13 +56,18 @@ enum class Collective : uint8_t {
   reduce_scatter,
   broadcast,
   barrier,
+  reduce,
+  gather,
+  scatter,
+  all_to_all,
   kCount,
 };
 
 std::string_view name_of(Collective collective);
 // Whether contributions are combined, so that a reduce operation is needed.
 inline bool reduces(Collective collective) {
-  return collective == Collective::all_reduce || collective == Collective::reduce_scatter;
+  return collective == Collective::all_reduce || collective == Collective::reduce_scatter ||
+         collective == Collective::reduce;
 }
 std::optional<Collective> collective_from_name(std::string_view name);
 

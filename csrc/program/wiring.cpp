@@ -164,6 +164,10 @@ int32_t output_in_place(const Program& program, int32_t input_chunk) {
     case Collective::reduce_scatter:
       return input_chunk == program.rank ? 0 : -1;
     case Collective::barrier:
+    case Collective::reduce:
+    case Collective::gather:
+    case Collective::scatter:
+    case Collective::all_to_all:
     case Collective::kCount:
       break;
   }

@@ -72,9 +72,8 @@ VectorView view_of(const std::vector<py::array>& arrays, uint64_t count, size_t 
            count * element, " contiguous", writable ? ", writable" : "", " bytes are needed");
     }
     // Inputs are never written: the view serves both.
-    view.blocks.push_back(static_cast<std::byte*>(const_cast<void*>(array.data())));
+    view.blocks.push_back({static_cast<std::byte*>(const_cast<void*>(array.data())), count});
   }
-  view.block_count = count;
   return view;
 }
 
@@ -105,7 +104,6 @@ CallRequest make_request(const PyCall& call) {
   request.dtype = parse_enum<DType>(call.dtype, "dtype");
   request.reduce_op = parse_enum<ReduceOp>(call.op, "reduce operation");
   request.root = call.root;
-  request.count = call.count;
   request.input = view_of(call.inputs, call.count, size_of(request.dtype), false);
   request.output = view_of(call.outputs, call.count, size_of(request.dtype), true);
   request.algorithm = call.algorithm;

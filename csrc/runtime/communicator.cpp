@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "core/error.h"
 #include "runtime/overlap.h"
 
@@ -32,6 +34,38 @@ const ReduceKernels* kernels_for(const CallRequest& request, Isa isa) {
          name_of(request.reduce_op), " on ", name_of(request.dtype), " is not implemented");
   }
   return kernels;
+}
+
+bool equal_blocks(const VectorView& view) {
+  const auto differs = [&](const Block& b) { return b.count != view.blocks.front().count; };
+  return std::none_of(view.blocks.begin(), view.blocks.end(), differs);
+}
+
+uint32_t hash_lengths(const VectorView& view) {
+  uint32_t hash = 2166136261u;
+  for (const Block& block : view.blocks) {
+    for (uint64_t rest = block.count; rest != 0; rest >>= 8)
+      hash = (hash ^ (rest & 255)) * 16777619u;
+    hash = (hash ^ 256) * 16777619u;
+  }
+  return std::max(hash, 1u);
+}
+
+// What the ranks must agree on about lengths. Those of all_to_all are each pair's own affair: every
+// message is compared.
+void announce_lengths(const CallRequest& request, CallHeader& header) {
+  const bool by_input = request.collective == Collective::reduce ||
+                        request.collective == Collective::gather ||
+                        request.collective == Collective::all_gather;
+  if (request.collective == Collective::all_to_all) return;
+  header.count = by_input ? request.input.count() : request.output.count();
+  const VectorView& shared = by_input ? request.output : request.input;
+  const bool every_rank_knows = request.collective == Collective::all_gather ||
+                                request.collective == Collective::reduce_scatter;
+  if (every_rank_knows && !equal_blocks(shared)) {
+    header.count = shared.count();
+    header.layout = hash_lengths(shared);
+  }
 }
 
 }  // namespace
@@ -98,8 +132,8 @@ const Algorithm& Communicator::algorithm_for(Collective collective, uint64_t byt
 }
 
 const Algorithm& Communicator::choose(const CallRequest& request) const {
-  const uint64_t blocks = std::max(request.input.blocks.size(), request.output.blocks.size());
-  const SelectionInput input{request.collective, request.count * blocks * size_of(request.dtype),
+  const uint64_t elements = std::max(request.input.count(), request.output.count());
+  const SelectionInput input{request.collective, elements * size_of(request.dtype),
                              transport_->window() != nullptr};
   if (request.algorithm.empty() || request.algorithm == "auto") return selector_.select(input);
   const Algorithm* algorithm = find_algorithm(request.collective, request.algorithm);
@@ -155,7 +189,7 @@ std::shared_ptr<Operation> Communicator::enqueue(Lock& /*held*/, CallRequest req
 
   CallHeader header;
   header.sequence = ++sequence_;
-  header.count = request.count;
+  announce_lengths(request, header);
   header.deadline_ms =
       static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count());
   header.collective = request.collective;

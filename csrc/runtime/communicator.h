@@ -53,8 +53,11 @@ class Communicator {
   // Queues a call. Throws Error(invalid_argument, not_implemented) before anything happened, or the
   // group's error when it is dead.
   std::shared_ptr<Operation> submit(CallRequest request);
+  // Starts a point-to-point message. It needs no turn: messages progress beside the queue.
+  std::shared_ptr<Operation> submit(MessageRequest request);
   // submit() and wait().
   void run(CallRequest request, const Interrupt& interrupt);
+  std::shared_ptr<Operation> run(MessageRequest request, const Interrupt& interrupt);
   // Returns when the operation is done; rethrows its error. False when `timeout` passed first.
   bool wait(const std::shared_ptr<Operation>& operation, std::optional<Nanoseconds> timeout,
             const Interrupt& interrupt);

@@ -15,10 +15,21 @@
 
 namespace pycoll {
 
-// A caller's vector: equal blocks, which need not lie together. Chunks are parts of blocks.
+struct Block {
+  std::byte* data = nullptr;
+  uint64_t count = 0;  // elements
+};
+
+// A caller's vector: blocks, which need not lie together. Chunks are parts of blocks. Blocks of
+// all_gather, reduce_scatter and all_to_all may differ in length: chunk k is then block k.
 struct VectorView {
-  std::vector<std::byte*> blocks;
-  uint64_t block_count = 0;  // elements in each
+  std::vector<Block> blocks;
+
+  uint64_t count() const {
+    uint64_t sum = 0;
+    for (const Block& block : blocks) sum += block.count;
+    return sum;
+  }
 };
 
 // What survives from one operation of a group to the next; the same numbers on every rank.

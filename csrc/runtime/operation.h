@@ -14,15 +14,8 @@
 
 namespace pycoll {
 
-struct CallRequest {
-  Collective collective = Collective::barrier;
-  DType dtype = DType::uint8;
-  ReduceOp reduce_op = ReduceOp::none;
-  int root = 0;
-  uint64_t count = 0;  // as CallHeader::count
-  VectorView input;
-  VectorView output;
-  std::string algorithm;               // empty: the selector's choice
+// What every request carries beside its data.
+struct RequestBase {
   std::optional<Nanoseconds> timeout;  // else the group's
   // Run by the thread that drove the operation, when its result is in `output`, before anyone is
   // told. What it throws is the operation's error; the group goes on.
@@ -30,6 +23,29 @@ struct CallRequest {
   std::shared_ptr<void> keep_alive;  // whoever owns the vectors; dropped after the operation ended
   // Run once by that thread after waiters were told, also on failure; may call the communicator.
   std::function<void()> on_complete;
+};
+
+struct CallRequest : RequestBase {
+  Collective collective = Collective::barrier;
+  DType dtype = DType::uint8;
+  ReduceOp reduce_op = ReduceOp::none;
+  int root = 0;
+  VectorView input;
+  VectorView output;
+  std::string algorithm;       // empty: the selector's choice
+  double premul_factor = 1.0;  // premul_sum: multiplies this rank's input before the sum
+};
+
+constexpr int kAnySource = -1;
+
+// One side of a point-to-point message. A receive matches the oldest message of that peer (or of
+// any) with its tag; dtype and length must be those of the message.
+struct MessageRequest : RequestBase {
+  bool receives = false;
+  int peer = 0;  // receives: kAnySource takes from whoever comes first
+  int tag = 0;
+  DType dtype = DType::uint8;
+  Block block;
 };
 
 class Operation {

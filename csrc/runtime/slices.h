@@ -49,12 +49,19 @@ class ChunkCutter {
   Place place(const VectorView& view, int32_t chunks, int32_t chunk) const {
     if (view.blocks.empty() || chunks == 0) return {};
     const auto parts = chunks / static_cast<int32_t>(view.blocks.size());
-    return {view.blocks[static_cast<size_t>(chunk / parts)],
-            chunk_range(view.block_count, parts, chunk % parts, align_)};
+    const Block& block = view.blocks[static_cast<size_t>(chunk / parts)];
+    return {block.data, chunk_range(block.count, parts, chunk % parts, align_)};
   }
 
   uint64_t largest(const VectorView& view, int32_t chunks) const {
-    return place(view, chunks, 0).range.size();  // chunks shrink towards the end of a block
+    uint64_t most = 0;
+    // Chunks shrink towards the end of a block: the first of each is its largest.
+    const int32_t parts =
+        view.blocks.empty() ? 1 : chunks / static_cast<int32_t>(view.blocks.size());
+    for (int32_t chunk = 0; chunk < chunks; chunk += parts) {
+      most = std::max(most, place(view, chunks, chunk).range.size());
+    }
+    return most;
   }
 
   const Program& program_;

@@ -228,10 +228,8 @@ Backend::WorkPtr Backend::run(Call call) {
   // Outputs first: taking the address for writing may move a copy-on-write tensor that is also an
   // input.
   const int ranks = getSize();
-  request.output =
-      outputs.view(request.count, request.collective == Collective::all_gather ? ranks : 1);
-  request.input =
-      inputs.view(request.count, request.collective == Collective::reduce_scatter ? ranks : 1);
+  request.output = outputs.view(request.collective == Collective::all_gather ? ranks : 1);
+  request.input = inputs.view(request.collective == Collective::reduce_scatter ? ranks : 1);
   if (outputs.any_copied()) request.finalize = [outputs] { outputs.copy_back(); };
 
   if (call.async) {

@@ -78,7 +78,6 @@ inline CallRequest request_for(Collective collective, const at::Tensor& tensor) 
   CallRequest request;
   request.collective = collective;
   request.dtype = dtype_of(tensor);
-  request.count = static_cast<uint64_t>(tensor.numel());
   return request;
 }
 
@@ -261,17 +260,17 @@ class DenseTensors {
     }
   }
 
-  // `blocks` blocks of `count` elements: one a tensor, or all in one tensor after each other.
-  VectorView view(uint64_t count, int blocks) const {
+  // `blocks` blocks: one a tensor, or equal parts of one tensor.
+  VectorView view(int blocks) const {
     VectorView view;
-    view.block_count = count;
     for (const at::Tensor& tensor : dense_) {
       // data_ptr() of an output makes a copy-on-write tensor its own; inputs must not pay for that.
       const void* data = role_ == Role::output ? tensor.data_ptr() : tensor.const_data_ptr();
       auto* block = static_cast<std::byte*>(const_cast<void*>(data));
       const int parts = blocks / static_cast<int>(dense_.size());
+      const auto count = static_cast<uint64_t>(tensor.numel() / parts);
       for (int i = 0; i < parts; ++i) {
-        view.blocks.push_back(block);
+        view.blocks.push_back({block, count});
         block += count * tensor.element_size();
       }
     }

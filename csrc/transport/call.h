@@ -23,7 +23,8 @@ struct CallHeader {
   uint8_t codec = 0;  // 0: no compression
   int32_t root = 0;
   uint32_t algorithm = 0;  // hash of its name: ranks that chose differently must not talk
-  uint32_t reserved = 0;
+  // Hash of the blocks' lengths where they differ and every rank knows them all; 0: they are equal.
+  uint32_t layout = 0;
 };
 static_assert(sizeof(CallHeader) == 40 && std::is_trivially_copyable_v<CallHeader>);
 

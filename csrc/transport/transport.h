@@ -9,7 +9,8 @@
 //     and the caller (the executor) tries again or sleeps.
 //   * A window (optional): memory of each rank that all others can read, and arrival flags that
 //     order its use.
-//   * The current call of every rank: a mismatch can be described and a stuck rank named.
+//   * The current call of every rank, as far as it is known: a mismatch can be described and a
+//     stuck rank named.
 //   * Sleeping until something may have changed, and being woken by who publishes, releases or
 //     arrives.
 //   * News of peers: left in good order, died, aborted the group.
@@ -39,6 +40,10 @@
 #include "transport/call.h"
 
 namespace pycoll {
+
+// FIFOs of a pair of ranks in each direction: those of Programs, and one for point-to-point.
+constexpr int kMessageChannel = kMaxChannels;
+constexpr int kFifoChannels = kMaxChannels + 1;
 
 // Travels with every message.
 struct MessageTag {
@@ -122,6 +127,14 @@ class Transport {
   // The peer's call with that sequence number, if it is known; and the newest that is known.
   virtual std::optional<CallHeader> call_of(int peer, uint64_t sequence) = 0;
   virtual std::optional<CallHeader> latest_call_of(int peer) = 0;
+  // Called when an operation has waited for a while: asks the peers for their current calls, where
+  // they are not known anyway, and shows them this rank's. Answers come like messages do.
+  virtual void inquire() = 0;
+
+  // While the group connects: this rank has come to stage `stage` (1, 2, ...); the stage that a
+  // peer has come to. Nothing else orders the ranks then.
+  virtual void say_ready(int stage) = 0;
+  virtual int ready_stage(int peer) = 0;
 
   // prepare_sleep(); look once more; then sleep() or cancel_sleep().
   virtual void prepare_sleep() = 0;
@@ -151,8 +164,11 @@ struct TransportGeometry {
 struct ConnectRequest {
   int rank = 0;
   int world_size = 1;
-  std::string job_key;  // random, from rank 0: whoever does not know it is refused
-  std::vector<std::string> descriptions;  // of every rank
+  std::string job_key;  // random, from rank 0: the group's name on shared endpoints
+  std::vector<std::string> descriptions;  // of every rank, as this connector made them
+  // The ranks that this transport reaches for this one; never this rank itself. Symmetric: all
+  // ranks computed it from the same descriptions. Groups that span hosts use several transports.
+  std::vector<bool> serves;
   TransportGeometry geometry;
   Deadline deadline = Deadline::after(std::chrono::seconds(60));
   std::function<void()> interrupt;  // called now and then while waiting; may throw

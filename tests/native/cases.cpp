@@ -131,10 +131,9 @@ bool Vectors::rooted_elsewhere() const {
   return case_.algorithm->collective == Collective::broadcast && case_.root != rank_;
 }
 
-VectorView Vectors::view(std::vector<Block>& blocks) const {
+VectorView Vectors::view(std::vector<Memory>& blocks) const {
   VectorView view;
-  view.block_count = case_.count;
-  for (Block& block : blocks) view.blocks.push_back(block.data());
+  for (Memory& block : blocks) view.blocks.push_back({block.data(), case_.count});
   return view;
 }
 
@@ -145,7 +144,6 @@ CallRequest Vectors::request() {
   request.dtype = case_.dtype;
   request.reduce_op = case_.op;
   request.root = case_.root;
-  request.count = case_.count;
   request.input = view(input_);
   request.output = view(output_);
   if (!case_.in_place || request.collective == Collective::barrier) return request;
@@ -154,7 +152,6 @@ CallRequest Vectors::request() {
     request.input.blocks = {request.output.blocks[own]};
   } else if (request.collective == Collective::reduce_scatter) {
     request.output.blocks = {request.input.blocks[own]};
-    request.output.block_count = case_.count;
   } else {
     request.input = request.output;
   }
@@ -190,7 +187,7 @@ void Vectors::check_result() const {
       case_.in_place && case_.algorithm->collective == Collective::reduce_scatter;
   const size_t blocks = inside_input ? 1 : output_.size();
   for (size_t block = 0; block < blocks; ++block) {
-    const Block& result = inside_input ? input_[static_cast<size_t>(rank_)] : output_[block];
+    const Memory& result = inside_input ? input_[static_cast<size_t>(rank_)] : output_[block];
     for (uint64_t i = 0; i < case_.count; ++i) {
       const int64_t got = codec.get(result.data() + i * size_of(case_.dtype));
       check(got == expected(block, i), to_string(case_), ": block ", block, ", element ", i, " is ",

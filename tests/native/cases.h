@@ -36,18 +36,18 @@ class Vectors {
   void check_result() const;
 
  private:
-  using Block = std::vector<std::byte>;
+  using Memory = std::vector<std::byte>;
 
   bool rooted_elsewhere() const;
-  VectorView view(std::vector<Block>& blocks) const;
+  VectorView view(std::vector<Memory>& blocks) const;
   int64_t expected(size_t block, uint64_t i) const;
   int64_t contribution(int rank, size_t block, uint64_t i) const;
 
   Case case_;
   int rank_;
   int world_size_;
-  std::vector<Block> input_;
-  std::vector<Block> output_;
+  std::vector<Memory> input_;
+  std::vector<Memory> output_;
 };
 
 }  // namespace pycoll::stress

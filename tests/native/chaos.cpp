@@ -87,7 +87,7 @@ class ChaosTransport final : public Transport {
         delays_(options_.delays, options_.seed),
         window_(*inner_->window(), delays_) {
     for (int peer = 0; peer < world_size; ++peer) {
-      for (int channel = 0; channel < kMaxChannels; ++channel) {
+      for (int channel = 0; channel < kFifoChannels; ++channel) {
         senders_.emplace_back(inner_->sender(peer, channel), delays_);
         receivers_.emplace_back(inner_->receiver(peer, channel), delays_);
       }
@@ -106,6 +106,9 @@ class ChaosTransport final : public Transport {
   std::optional<CallHeader> latest_call_of(int peer) override {
     return inner_->latest_call_of(peer);
   }
+  void inquire() override { inner_->inquire(); }
+  void say_ready(int stage) override { inner_->say_ready(stage); }
+  int ready_stage(int peer) override { return inner_->ready_stage(peer); }
 
   void prepare_sleep() override {
     if (options_.before_prepare_sleep) options_.before_prepare_sleep();
@@ -132,7 +135,7 @@ class ChaosTransport final : public Transport {
 
  private:
   static size_t at(int peer, int channel) {
-    return static_cast<size_t>(peer * kMaxChannels + channel);
+    return static_cast<size_t>(peer * kFifoChannels + channel);
   }
 
   std::unique_ptr<Transport> inner_;

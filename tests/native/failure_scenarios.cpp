@@ -201,7 +201,7 @@ void mismatch_in(const std::string& algorithm, uint64_t seed) {
         find_algorithm(Collective::all_reduce, algorithm), DType::int32, op, 40, 0, false, seed};
     Vectors vectors(one, self.rank, self.world_size);
     CallRequest request = vectors.request();
-    const std::byte* output = request.output.blocks[0];
+    const std::byte* output = request.output.blocks[0].data;
     try {
       self.communicator.run(std::move(request), nullptr);
     } catch (const Error& error) {

@@ -41,6 +41,9 @@ struct alignas(kLine) ControlBlock {
   };
   Flag arrivals[kMaxLanes];
 
+  // How far the owner has come while the group connects. Writer: the owner.
+  alignas(kLine) std::atomic<int32_t> ready_stage{0};
+
   alignas(kLine) std::atomic<uint64_t> latest_call{0};  // sequence. Writer: the owner.
   CallSlot calls[kCallSlots];  // by sequence % kCallSlots. Writer: the owner.
 };
@@ -66,12 +69,12 @@ class Layout {
         slot_stride_(sizeof(SlotHeader) + geometry.slot_bytes),
         fifo_stride_(round_up(sizeof(FifoControl) + geometry.fifo_depth * slot_stride_, kPage)),
         fifos_(round_up(sizeof(ControlBlock), kPage)),
-        windows_(fifos_ + fifo_stride_ * kMaxChannels * static_cast<size_t>(world_size)),
+        windows_(fifos_ + fifo_stride_ * kFifoChannels * static_cast<size_t>(world_size)),
         bytes_(windows_ + round_up(geometry.window_bytes, kPage) * kMaxLanes * 2) {}
 
   size_t bytes() const { return bytes_; }
   size_t fifo(int peer, int channel) const {
-    return fifos_ + fifo_stride_ * (static_cast<size_t>(peer) * kMaxChannels + channel);
+    return fifos_ + fifo_stride_ * (static_cast<size_t>(peer) * kFifoChannels + channel);
   }
   size_t slot(int peer, int channel, uint32_t message) const {
     return fifo(peer, channel) + sizeof(FifoControl) +

@@ -13,7 +13,7 @@ template <typename End>
 std::vector<End> make_ends(int world_size, const std::function<FifoPlace(int, int)>& place) {
   std::vector<End> ends;
   for (int peer = 0; peer < world_size; ++peer) {
-    for (int channel = 0; channel < kMaxChannels; ++channel)
+    for (int channel = 0; channel < kFifoChannels; ++channel)
       ends.emplace_back(place(peer, channel));
   }
   return ends;
@@ -39,11 +39,11 @@ ShmTransport::ShmTransport(const ConnectRequest& request, std::vector<SharedMapp
 }
 
 SendEnd& ShmTransport::sender(int peer, int channel) {
-  return senders_[static_cast<size_t>(peer * kMaxChannels + channel)];
+  return senders_[static_cast<size_t>(peer * kFifoChannels + channel)];
 }
 
 RecvEnd& ShmTransport::receiver(int peer, int channel) {
-  return receivers_[static_cast<size_t>(peer * kMaxChannels + channel)];
+  return receivers_[static_cast<size_t>(peer * kFifoChannels + channel)];
 }
 
 void ShmTransport::announce(const CallHeader& call) {
@@ -80,6 +80,18 @@ std::optional<CallHeader> ShmTransport::latest_call_of(int peer) {
   const uint64_t sequence = control(peer).latest_call.load(std::memory_order_acquire);
   if (sequence == 0) return std::nullopt;
   return call_of(peer, sequence);
+}
+
+void ShmTransport::say_ready(int stage) {
+  // Release: whatever this rank did before.
+  control(rank_).ready_stage.store(stage, std::memory_order_release);
+  for (int peer = 0; peer < world_size_; ++peer) {
+    if (peer != rank_) wake_if_sleeping(control(peer).sleeping);
+  }
+}
+
+int ShmTransport::ready_stage(int peer) {
+  return control(peer).ready_stage.load(std::memory_order_acquire);  // pairs with say_ready()
 }
 
 void ShmTransport::prepare_sleep() {
