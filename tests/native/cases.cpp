@@ -104,8 +104,8 @@ Vectors::Vectors(const Case& what, int rank, int world_size)
   if (collective == Collective::barrier) return;
   const auto parts = static_cast<size_t>(world_size);
   const size_t bytes = case_.count * size_of(case_.dtype);
-  input_.resize(collective == Collective::reduce_scatter ? parts : 1, Block(bytes));
-  output_.resize(collective == Collective::all_gather ? parts : 1, Block(bytes, std::byte{0xA5}));
+  input_.resize(collective == Collective::reduce_scatter ? parts : 1, Memory(bytes));
+  output_.resize(collective == Collective::all_gather ? parts : 1, Memory(bytes, std::byte{0xA5}));
   const Codec& codec = codec_of(case_.dtype);
   for (size_t block = 0; block < input_.size(); ++block) {
     for (uint64_t i = 0; i < case_.count; ++i) {

@@ -85,13 +85,17 @@ std::optional<CallHeader> ShmTransport::latest_call_of(int peer) {
 void ShmTransport::say_ready(int stage) {
   // Release: whatever this rank did before.
   control(rank_).ready_stage.store(stage, std::memory_order_release);
-  for (int peer = 0; peer < world_size_; ++peer) {
-    if (peer != rank_) wake_if_sleeping(control(peer).sleeping);
-  }
+  wake_peers();
 }
 
 int ShmTransport::ready_stage(int peer) {
   return control(peer).ready_stage.load(std::memory_order_acquire);  // pairs with say_ready()
+}
+
+void ShmTransport::wake_peers() {
+  for (int peer = 0; peer < world_size_; ++peer) {
+    if (peer != rank_) wake_if_sleeping(control(peer).sleeping);
+  }
 }
 
 void ShmTransport::prepare_sleep() {
@@ -125,9 +129,7 @@ const std::byte* ShmTransport::peer(int rank, int lane, int parity) {
 void ShmTransport::arrive(int lane, Arrival arrival) {
   // Release: what was written to the window, and our reads of the peers' windows, come first.
   control(rank_).arrivals[lane].word.store(arrival.word(), std::memory_order_release);
-  for (int peer = 0; peer < world_size_; ++peer) {
-    if (peer != rank_) wake_if_sleeping(control(peer).sleeping);
-  }
+  wake_peers();
 }
 
 Arrival ShmTransport::arrival_of(int rank, int lane) {

@@ -50,6 +50,8 @@ class ShmTransport final : public Transport, private Window {
   void arrive(int lane, Arrival arrival) override;
   Arrival arrival_of(int rank, int lane) override;
 
+  void wake_peers();
+
   ControlBlock& control(int rank) const {
     return *reinterpret_cast<ControlBlock*>(segments_[static_cast<size_t>(rank)]->data());
   }
