@@ -27,6 +27,14 @@ uint64_t bytes_between(const std::string& text, uint64_t least, uint64_t most) {
   return value;
 }
 
+double seconds_between(const std::string& text, double least, double most) {
+  const double value = parse_number<double>(text);
+  if (!(value >= least && value <= most)) {
+    fail(ErrorKind::invalid_argument, value, " is not between ", least, " and ", most);
+  }
+  return value;
+}
+
 // Slots and window chunks start on cache lines.
 uint64_t whole_lines(uint64_t bytes) {
   if (bytes % 64 != 0) fail(ErrorKind::invalid_argument, bytes, " is not a multiple of 64");
@@ -70,13 +78,23 @@ constexpr ConfigVariable kVariables[] = {
      },
      [](const Config& c) { return std::to_string(c.spin_us); }, false},
     {"PYCOLL_CONNECT_TIMEOUT", "seconds to find and connect all peers (0.1 to 86400)",
-     [](Config& c, const std::string& t) {
-       c.connect_timeout = parse_number<double>(t);
-       if (!(c.connect_timeout >= 0.1 && c.connect_timeout <= 86400)) {
-         fail(ErrorKind::invalid_argument, c.connect_timeout, " is not between 0.1 and 86400");
-       }
-     },
+     [](Config& c, const std::string& t) { c.connect_timeout = seconds_between(t, 0.1, 86400); },
      [](const Config& c) { return concat(c.connect_timeout); }, false},
+    {"PYCOLL_TRANSPORT",
+     "auto, or the transports that may be used, best first: shm,tcp; the first that connects a "
+     "pair of ranks serves it",
+     [](Config& c, const std::string& t) { c.transport = t; },
+     [](const Config& c) { return c.transport; }, true},
+    {"PYCOLL_SOCKET_IFNAME",
+     "network interface of this rank (eth0, say); empty takes the one that reaches the store",
+     [](Config& c, const std::string& t) { c.socket_ifname = t; },
+     [](const Config& c) { return c.socket_ifname; }, false},
+    {"PYCOLL_TCP_CONNECTIONS", "TCP connections between two processes (1 to 16)",
+     [](Config& c, const std::string& t) { c.tcp_connections = bytes_between(t, 1, 16); },
+     [](const Config& c) { return std::to_string(c.tcp_connections); }, true},
+    {"PYCOLL_HEARTBEAT", "seconds of silence after which a host counts as lost (0.1 to 86400)",
+     [](Config& c, const std::string& t) { c.heartbeat = seconds_between(t, 0.1, 86400); },
+     [](const Config& c) { return concat(c.heartbeat); }, true},
     {"PYCOLL_ISA", "kernel instruction set: baseline, avx2, avx512; empty takes the best",
      [](Config& c, const std::string& t) { c.isa = t; }, [](const Config& c) { return c.isa; },
      false},

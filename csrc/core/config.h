@@ -19,6 +19,10 @@ struct Config {
   uint64_t window_bytes = 1 << 19;  // PYCOLL_WINDOW_BYTES: one buffer of directly read memory
   int64_t spin_us = -1;             // PYCOLL_SPIN_US: -1 chooses by ranks and CPUs
   double connect_timeout = 300;     // PYCOLL_CONNECT_TIMEOUT: seconds to find and connect all peers
+  std::string transport = "auto";   // PYCOLL_TRANSPORT: which transports, in order of preference
+  std::string socket_ifname;        // PYCOLL_SOCKET_IFNAME: empty takes the one to the store
+  uint64_t tcp_connections = 2;     // PYCOLL_TCP_CONNECTIONS: sockets between two processes
+  double heartbeat = 10;            // PYCOLL_HEARTBEAT: seconds of silence that mean a lost host
   std::string isa;                  // PYCOLL_ISA: forces a kernel instruction set; empty: the best
 
   // Throws Error(invalid_argument) that names the variable, its value and what is allowed.

@@ -10,6 +10,8 @@ namespace pycoll {
 namespace {
 
 constexpr std::string_view kProtocol = "1";
+// Signals are served that often.
+constexpr Nanoseconds kLongestSleep = std::chrono::milliseconds(100);
 
 // A record is lines of "name value"; values have no newlines.
 using Record = std::map<std::string, std::string>;
@@ -37,7 +39,7 @@ Record my_record(const BootstrapRequest& request, Connector& connector) {
   for (const ConfigVariable& variable : config_variables()) {
     if (variable.agreed) record[std::string(variable.name)] = variable.show(request.config);
   }
-  record["transport"] = connector.describe();
+  record["transport"] = connector.describe(request.config);
   if (request.rank == 0) record["job_key"] = random_name();
   return record;
 }
@@ -107,6 +109,49 @@ void forget(const BootstrapRequest& request) {
   }
 }
 
+// What a rank has done when it says so to its peers.
+enum class Stage : int { connected = 1, forgotten = 2 };
+
+// Why a peer will never come to `stage`; empty while it may.
+std::string why_not_coming(Transport& transport, int peer, Stage stage) {
+  if (const auto reason = transport.peer_abort()) return *reason;
+  const PeerState state = transport.peer_state(peer);
+  // What it said last is looked at after its death: it may have come there first.
+  if (state == PeerState::alive || transport.ready_stage(peer) >= static_cast<int>(stage))
+    return "";
+  return concat("rank ", peer, state == PeerState::died ? " died" : " left",
+                " while the group was connecting");
+}
+
+// Returns when every rank has come to `stage`.
+void meet(Transport& transport, const BootstrapRequest& request, Stage stage,
+          const Deadline& deadline) {
+  transport.say_ready(static_cast<int>(stage));
+  for (int peer = 0; peer < request.world_size; ++peer) {
+    const auto there = [&] {
+      return peer == request.rank || transport.ready_stage(peer) >= static_cast<int>(stage);
+    };
+    while (!there()) {
+      if (request.interrupt) request.interrupt();
+      const std::string trouble = why_not_coming(transport, peer, stage);
+      if (!trouble.empty()) {
+        fail(ErrorKind::peer_failed, "rank ", request.rank, " cannot join the group: ", trouble);
+      }
+      if (deadline.passed()) {
+        fail(ErrorKind::timed_out, "rank ", request.rank, " of ", request.world_size, " waited ",
+             request.config.connect_timeout, " s for rank ", peer,
+             " to connect to all ranks (PYCOLL_CONNECT_TIMEOUT sets the limit)");
+      }
+      transport.prepare_sleep();
+      if (there()) {
+        transport.cancel_sleep();
+      } else {
+        transport.sleep(std::min<Nanoseconds>(deadline.remaining(), kLongestSleep));
+      }
+    }
+  }
+}
+
 }  // namespace
 
 Agreement agree(const BootstrapRequest& request, Connector& connector, const Deadline& deadline) {
@@ -142,10 +187,19 @@ std::unique_ptr<Transport> bootstrap(const BootstrapRequest& request, Connector&
                       request.config.window_bytes};
   connect.deadline = deadline;
   connect.interrupt = request.interrupt;
-  // By then every rank has read every record, and no rank returns before all records are gone: the
-  // name can be used again at once.
-  connect.all_connected = [&request] { request.store->remove(key_of(request, request.rank)); };
-  return connector.connect(connect);
+  std::unique_ptr<Transport> transport = connector.connect(connect);
+  try {
+    meet(*transport, request, Stage::connected, deadline);
+    // By now every rank has read every record, and no rank returns before all records are gone: the
+    // name can be used again at once.
+    request.store->remove(key_of(request, request.rank));
+    meet(*transport, request, Stage::forgotten, deadline);
+  } catch (const std::exception& error) {
+    transport->send_abort(
+        concat("rank ", request.rank, " gave up while the group was connecting: ", error.what()));
+    throw;
+  }
+  return transport;
 }
 
 }  // namespace pycoll

@@ -36,6 +36,7 @@
 #include <vector>
 
 #include "core/clock.h"
+#include "core/config.h"
 #include "program/program.h"
 #include "transport/call.h"
 
@@ -141,6 +142,9 @@ class Transport {
   virtual void sleep(Nanoseconds at_most) = 0;
   virtual void cancel_sleep() = 0;
   virtual void wake() = 0;
+  // When this transport is a part of a mixed one, its threads call `waker` wherever they would end
+  // sleep(), because another part sleeps for all. Given once, before the transport is used.
+  virtual void set_waker(std::function<void()> /*waker*/) {}
 
   // The peer runs on the CPU that this thread runs on (a hint; false when unknown).
   virtual bool shares_cpu_with(int peer) = 0;
@@ -172,23 +176,34 @@ struct ConnectRequest {
   TransportGeometry geometry;
   Deadline deadline = Deadline::after(std::chrono::seconds(60));
   std::function<void()> interrupt;  // called now and then while waiting; may throw
-  // Called once, when every rank has connected to every other and before any rank returns.
-  std::function<void()> all_connected;
 };
 
-// One rank's view of the group while it connects. `describe()` is published through the store; then
-// every rank sees all descriptions and decides viability from the same data.
+// One process's way to its peers, for all of its groups: they share what connects two processes,
+// and it goes with the last transport that uses it. `describe()` is published through the store;
+// then every rank sees all descriptions and decides viability from the same data.
+//
+// Any thread may call these, several at once. connect() returns when this rank has reached the
+// peers that it serves; that they have all reached theirs is asked through Transport::say_ready().
 class Connector {
  public:
   virtual ~Connector() = default;
   virtual const char* name() const = 0;
-  // What peers need to reach this rank: one line of text.
-  virtual std::string describe() = 0;
+  // What peers need to reach this process: one line of text, which names the transport's protocol
+  // version and holds no secret that is not for the group's ranks. Throws Error when this process
+  // cannot use the transport; its text becomes the reason that peers see.
+  virtual std::string describe(const Config& config) = 0;
   // Why the transport cannot serve these two ranks; empty when it can. A pure function of its
   // arguments, so all ranks come to the same verdict.
   virtual std::string why_not(const std::string& description, const std::string& other) = 0;
   // Throws Error that names the ranks that did not come.
   virtual std::unique_ptr<Transport> connect(const ConnectRequest& request) = 0;
+
+  // Around fork(2), in the forking thread. A child must not keep sockets open: peers would not see
+  // their end when the parent dies. before_fork() takes the lock of the table of descriptors (a
+  // leaf: nothing is waited for under it), after_fork_child() closes them and touches nothing else.
+  virtual void before_fork() {}
+  virtual void after_fork_parent() {}
+  virtual void after_fork_child() {}
 };
 
 }  // namespace pycoll

@@ -151,7 +151,7 @@ class ChaosConnector final : public Connector {
   ChaosConnector(std::unique_ptr<Connector> inner, ChaosOptions options)
       : inner_(std::move(inner)), options_(std::move(options)) {}
   const char* name() const override { return inner_->name(); }
-  std::string describe() override { return inner_->describe(); }
+  std::string describe(const Config& config) override { return inner_->describe(config); }
   std::string why_not(const std::string& description, const std::string& other) override {
     return inner_->why_not(description, other);
   }

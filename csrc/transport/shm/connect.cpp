@@ -70,7 +70,7 @@ std::string why_unavailable() {
 
 ShmConnector::ShmConnector(std::shared_ptr<SegmentMapper> mapper) : mapper_(std::move(mapper)) {}
 
-std::string ShmConnector::describe() {
+std::string ShmConnector::describe(const Config& /*config*/) {
   listener_ = std::make_unique<Listener>(1024);
   return concat("shm 1 ", host_identity(), " ", listener_->address());
 }
@@ -186,30 +186,6 @@ struct ShmConnector::Mesh {
       if (link) accept_one(std::move(*link));
     }
   }
-
-  // Returns when every rank has come here as often as this one.
-  void meet() {
-    for (const Link& link : links) {
-      if (link) link.send_note(Note::ready, "");
-    }
-    for (int peer = 0; peer < request.world_size; ++peer) {
-      const Link& link = links[static_cast<size_t>(peer)];
-      if (!link) continue;
-      Note note{};
-      std::string text;
-      Link::Received received;
-      try {
-        received = link.wait_for_note(patience(), note, text);
-      } catch (const Error& error) {
-        fail(error.kind(), "rank ", request.rank, " waited for rank ", peer,
-             " to connect to all ranks: ", error.what());
-      }
-      if (received == Link::Received::closed || note != Note::ready) {
-        fail(ErrorKind::peer_failed, "rank ", request.rank, ": rank ", peer,
-             " gave up while the group was connecting");
-      }
-    }
-  }
 };
 
 std::unique_ptr<Transport> ShmConnector::connect(const ConnectRequest& request) {
@@ -217,9 +193,6 @@ std::unique_ptr<Transport> ShmConnector::connect(const ConnectRequest& request) 
   mesh.connect_to_lower_ranks();
   mesh.accept_higher_ranks(*listener_);
   listener_.reset();
-  mesh.meet();
-  if (request.all_connected) request.all_connected();
-  mesh.meet();
   return std::make_unique<ShmTransport>(request, std::move(mesh.segments), std::move(mesh.links));
 }
 

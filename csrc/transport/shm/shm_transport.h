@@ -70,7 +70,7 @@ class ShmConnector final : public Connector {
   explicit ShmConnector(std::shared_ptr<SegmentMapper> mapper = std::make_shared<SegmentMapper>());
 
   const char* name() const override { return "shm"; }
-  std::string describe() override;
+  std::string describe(const Config& config) override;
   std::string why_not(const std::string& description, const std::string& other) override;
   std::unique_ptr<Transport> connect(const ConnectRequest& request) override;
 
