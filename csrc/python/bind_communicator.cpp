@@ -141,7 +141,7 @@ class PyWork {
     return communicator_->wait(operation_, limit, check_signals);
   }
   bool done() const { return operation_->done(); }
-  uint64_t sequence() const { return operation_->call().sequence; }
+  uint64_t sequence() const { return operation_->sequence(); }
 
  private:
   std::shared_ptr<Communicator> communicator_;

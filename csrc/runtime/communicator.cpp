@@ -31,7 +31,8 @@ const ReduceKernels* kernels_for(const CallRequest& request, Isa isa) {
   const ReduceKernels* kernels = find_reduce_kernels(request.dtype, request.reduce_op, isa);
   if (kernels == nullptr) {
     fail(ErrorKind::not_implemented, name_of(request.collective), " with ",
-         name_of(request.reduce_op), " on ", name_of(request.dtype), " is not implemented");
+         name_of(request.reduce_op), " on ", name_of(request.dtype), ": ",
+         why_not_reducible(request.dtype, request.reduce_op));
   }
   return kernels;
 }
@@ -85,7 +86,11 @@ Communicator::Communicator(const BootstrapRequest& request, std::unique_ptr<Conn
       executor_(
           *transport_,
           {config_.slot_bytes, static_cast<uint32_t>(config_.fifo_depth), config_.window_bytes},
-          rank_) {}
+          rank_),
+      messages_(
+          *transport_,
+          {config_.slot_bytes, static_cast<uint32_t>(config_.fifo_depth), config_.window_bytes},
+          rank_, world_size_) {}
 
 std::shared_ptr<Communicator> Communicator::make(const BootstrapRequest& request,
                                                  std::unique_ptr<Connector> connector,
@@ -175,7 +180,7 @@ void Communicator::override_program(Program program) {
   overrides_[program.collective] = std::move(program);
 }
 
-std::shared_ptr<Operation> Communicator::enqueue(Lock& /*held*/, CallRequest request) {
+std::shared_ptr<Operation> Communicator::enqueue(Lock& held, CallRequest request) {
   if (dead()) std::rethrow_exception(death_);
   if (request.root < 0 || request.root >= world_size_) {
     fail(ErrorKind::invalid_argument, name_of(request.collective), ": root ", request.root,
@@ -198,8 +203,29 @@ std::shared_ptr<Operation> Communicator::enqueue(Lock& /*held*/, CallRequest req
   header.root = request.root;
   header.algorithm = hash_name(algorithm.name);
   auto operation =
-      std::make_shared<Operation>(std::move(request), header, program, kernels, timeout);
+      std::make_shared<CollectiveOperation>(std::move(request), header, program, kernels, timeout);
   queue_.push_back(operation);
+  tell_driver(held);
+  return operation;
+}
+
+std::shared_ptr<Operation> Communicator::post(Lock& held, MessageRequest request) {
+  if (dead()) std::rethrow_exception(death_);
+  const char* name = request.receives ? "recv" : "send";
+  const bool any = request.receives && request.peer == kAnySource;
+  if (!any && (request.peer < 0 || request.peer >= world_size_)) {
+    fail(ErrorKind::invalid_argument, name, ": rank ", request.peer,
+         " is not a rank of this group of ", world_size_);
+  }
+  if (request.peer == rank_ || (any && world_size_ == 1)) {
+    fail(ErrorKind::invalid_argument, name, ": the peer is the same as the rank of this process, ",
+         rank_, "; a rank cannot exchange messages with itself");
+  }
+  const Nanoseconds timeout = request.timeout.value_or(timeout_);
+  auto operation = std::make_shared<MessageOperation>(std::move(request), timeout);
+  posted_.push_back(operation);
+  ++open_messages_;
+  tell_driver(held);
   return operation;
 }
 

@@ -3,7 +3,9 @@
 // Operations of a group run one after the other, in the order they were submitted, which is the
 // same on every rank. Whoever needs the result drives: a caller that waits runs the queue in its
 // own thread (a synchronous call on an idle group never changes threads); a progress thread does so
-// when nobody waits. Exactly one thread drives at a time.
+// when nobody waits. Exactly one thread drives at a time; it runs the oldest collective and all
+// point-to-point messages side by side, so a stuck one holds up no other. Groups know nothing of
+// each other, so they progress independently.
 //
 // There is one progress thread, unless a completion callback that it runs waits for a later
 // operation: then another is started to drive that, so a callback may do whatever a caller may.
@@ -23,6 +25,7 @@
 #include <vector>
 
 #include "runtime/bootstrap.h"
+#include "runtime/messages.h"
 #include "runtime/operation.h"
 #include "runtime/selector.h"
 #include "runtime/wait.h"
@@ -83,22 +86,48 @@ class Communicator {
   using PlanKey = std::tuple<Collective, const Algorithm*, int>;
   using Lock = std::unique_lock<std::mutex>;
 
+  // An operation that the driving thread has brought to its end.
+  struct Ended {
+    std::shared_ptr<Operation> operation;
+    std::exception_ptr error;
+  };
+
   std::shared_ptr<Operation> enqueue(Lock& lock, CallRequest request);
+  std::shared_ptr<Operation> post(Lock& lock, MessageRequest request);
+  void tell_driver(Lock& lock);
+  void complete_synchronously(const std::shared_ptr<Operation>& operation,
+                              const Interrupt& interrupt);
   const Program& plan(const Algorithm& algorithm, const CallRequest& request);
   const Algorithm& choose(const CallRequest& request) const;
   void check_owner() const;
 
-  std::exception_ptr die_interrupted(const Operation& operation);
+  void die_interrupted(const std::string& operation);
   void give_up(const Operation& operation);
+
+  bool unfinished() const { return !queue_.empty() || open_messages_ > 0; }
+  bool has_work() const;
   void drive(Lock& lock, const Interrupt& interrupt);
-  // Executes and finalizes. An Interrupt's own exception goes to `interruption`.
-  std::exception_ptr outcome_of(Operation& operation, const Interrupt& interrupt,
-                                std::exception_ptr& interruption);
-  void execute(Operation& operation, const Interrupt& interrupt);
-  void wait_for_peers(Operation& operation, Backoff& backoff, const Interrupt& interrupt);
-  void look_for_trouble(const Operation& operation);
-  [[noreturn]] void report_timeout(const Operation& operation) const;
-  Nanoseconds until_deadline(const Operation& operation) const;
+  void take_up(Lock& lock);
+  void begin(CollectiveOperation& operation);
+  bool advance();
+  bool something_ended() const;
+  void run_until_news(const Interrupt& interrupt);
+  std::exception_ptr die_of(std::exception_ptr error);
+  std::string describe_driven() const;
+  std::vector<Ended> gather_ended(Lock& lock);
+  void retire(const Ended& one);
+  void keep_going(Lock& lock);
+  void wait_for_peers(Backoff& backoff, const Interrupt& interrupt);
+  Nanoseconds ask_when_stuck();
+
+  void look_for_trouble();
+  void look_at_collective();
+  bool look_at_message(const MessageOperation& operation);
+  bool help_from_the_gone();
+  Nanoseconds until_first_deadline() const;
+  static Nanoseconds until_deadline(const Operation& operation);
+  std::string waited_in(const Operation& operation) const;
+  [[noreturn]] void report_timeout(const CollectiveOperation& operation) const;
   void die(const std::string& reason, std::exception_ptr error, bool tell_peers);
   void complete(Lock& lock, std::shared_ptr<Operation> operation);
   void start_progress_thread(Lock& lock);
@@ -116,15 +145,24 @@ class Communicator {
   const Isa isa_;
   std::unique_ptr<Transport> transport_;
   const WaitPolicy wait_policy_;
-  SpinBudget spin_budget_;       // used by the driving thread
-  Executor executor_;            // used by the driving thread
-  bool moved_cpu_ = false;       // by the driving thread, in this operation
-  Clock::time_point started_{};  // by the driving thread: when this operation was begun
+  // Used by the driving thread alone; driving_, under mutex_, passes them on.
+  SpinBudget spin_budget_;
+  Executor executor_;
+  MessageEngine messages_;
+  bool begun_ = false;      // current_ is in the executor
+  bool moved_cpu_ = false;  // in this operation
+  bool inquired_ = false;   // in this operation
 
   mutable std::mutex mutex_;
   std::condition_variable work_;    // progress threads: something to drive
   std::condition_variable change_;  // waiters: an operation ended, or nobody drives any more
-  std::deque<std::shared_ptr<Operation>> queue_;
+  std::deque<std::shared_ptr<CollectiveOperation>> queue_;  // the oldest is driven
+  // Changed by the driving thread under mutex_: the collective at the head of the queue, once it
+  // was taken up.
+  std::shared_ptr<CollectiveOperation> current_;
+  std::deque<std::shared_ptr<MessageOperation>> posted_;  // not yet taken up
+  size_t open_messages_ = 0;                              // posted and not ended
+  std::atomic<bool> news_{false};  // something was submitted while a thread drives
   std::map<PlanKey, Program> plans_;
   std::map<Collective, Program> overrides_;
   uint64_t sequence_ = 0;

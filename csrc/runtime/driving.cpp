@@ -47,13 +47,44 @@ std::shared_ptr<Operation> Communicator::submit(CallRequest request) {
   return operation;
 }
 
+std::shared_ptr<Operation> Communicator::submit(MessageRequest request) {
+  check_owner();
+  Lock lock(mutex_);
+  start_progress_thread(lock);
+  auto operation = post(lock, std::move(request));
+  work_.notify_one();
+  return operation;
+}
+
 void Communicator::run(CallRequest request, const Interrupt& interrupt) {
   check_owner();
-  std::shared_ptr<Operation> operation;
-  {
-    Lock lock(mutex_);
-    operation = enqueue(lock, std::move(request));
-  }
+  Lock lock(mutex_);
+  const auto operation = enqueue(lock, std::move(request));
+  lock.unlock();
+  complete_synchronously(operation, interrupt);
+}
+
+std::shared_ptr<Operation> Communicator::run(MessageRequest request, const Interrupt& interrupt) {
+  check_owner();
+  Lock lock(mutex_);
+  auto operation = post(lock, std::move(request));
+  lock.unlock();
+  complete_synchronously(operation, interrupt);
+  return operation;
+}
+
+// Whoever drives looks at what is new at its next step, or is woken from its sleep for it.
+void Communicator::tell_driver(Lock& /*held*/) {
+  if (!driving_) return;
+  // Relaxed: what is new is guarded by mutex_. wake() has the fence that pairs with the one in
+  // prepare_sleep(), after which the sleeper looks at this once more.
+  news_.store(true, std::memory_order_relaxed);
+  transport_->wake();
+}
+
+// The caller is about to free its vectors: when this throws, the operation has ended too.
+void Communicator::complete_synchronously(const std::shared_ptr<Operation>& operation,
+                                          const Interrupt& interrupt) {
   try {
     wait(operation, std::nullopt, interrupt);
   } catch (...) {
@@ -62,19 +93,16 @@ void Communicator::run(CallRequest request, const Interrupt& interrupt) {
   }
 }
 
-std::exception_ptr Communicator::die_interrupted(const Operation& operation) {
-  const std::string reason =
-      concat("rank ", rank_, " was interrupted in ", to_string(operation.call()));
-  const auto error = std::make_exception_ptr(Error(ErrorKind::aborted, reason));
-  die(reason, error, true);
-  return error;
+void Communicator::die_interrupted(const std::string& operation) {
+  const std::string reason = concat("rank ", rank_, " was interrupted in ", operation);
+  die(reason, std::make_exception_ptr(Error(ErrorKind::aborted, reason)), true);
 }
 
-// The caller of a synchronous operation is about to free its vectors: the operation must have
-// ended, whoever drives it. The peers have it in their order of calls, so the group ends with it.
+// Ends an operation, whoever drives it. The peers have it in their order of calls, so the group
+// ends with it.
 void Communicator::give_up(const Operation& operation) {
   if (operation.done()) return;
-  die_interrupted(operation);
+  die_interrupted(operation.describe());
   Lock lock(mutex_);
   ++waiters_;
   // Whoever drives it sees dead_ within one sleep.
@@ -110,51 +138,162 @@ bool Communicator::wait(const std::shared_ptr<Operation>& operation,
   return true;
 }
 
+bool Communicator::has_work() const {
+  // The engine is the driver's, who looks at it himself.
+  return !queue_.empty() || !posted_.empty() || (!driving_ && messages_.active());
+}
+
+// Drives until something has ended, or there is nothing to drive.
 void Communicator::drive(Lock& lock, const Interrupt& interrupt) {
-  std::shared_ptr<Operation> operation = queue_.front();
   driving_ = true;
-  lock.unlock();
+  std::vector<Ended> ended;
   std::exception_ptr interruption;
-  const std::exception_ptr error = outcome_of(*operation, interrupt, interruption);
-  lock.lock();
+  while (ended.empty()) {
+    try {
+      take_up(lock);
+      if (!current_ && !messages_.active() && !messages_.has_finished()) break;
+      lock.unlock();
+      run_until_news(interrupt);
+    } catch (...) {
+      if (lock.owns_lock()) lock.unlock();
+      interruption = die_of(std::current_exception());
+    }
+    ended = gather_ended(lock);
+  }
   driving_ = false;
-  // die() has ended every queued operation and emptied the queue.
-  if (!queue_.empty() && queue_.front() == operation) queue_.pop_front();
-  operation->finish(error);
+  for (const Ended& one : ended) retire(one);
   if (waiters_ > 0) change_.notify_all();
-  if (!queue_.empty()) work_.notify_one();
-  complete(lock, std::move(operation));
+  keep_going(lock);
+  for (Ended& one : ended) complete(lock, std::move(one.operation));
   if (interruption) std::rethrow_exception(interruption);
 }
 
-std::exception_ptr Communicator::outcome_of(Operation& operation, const Interrupt& interrupt,
-                                            std::exception_ptr& interruption) {
+// Takes over what was submitted since the last look.
+void Communicator::take_up(Lock& /*held*/) {
+  news_.store(false, std::memory_order_relaxed);
+  if (!current_ && !queue_.empty()) {
+    current_ = queue_.front();
+    begun_ = false;
+  }
+  while (!posted_.empty()) {
+    posted_.front()->started_ = Clock::now();
+    messages_.post(std::move(posted_.front()));
+    posted_.pop_front();
+  }
+}
+
+void Communicator::begin(CollectiveOperation& operation) {
+  // A late call on a group that a peer has given up must not succeed by what was published before.
+  if (const auto text = transport_->peer_abort()) fail(ErrorKind::aborted, *text);
+  transport_->announce(operation.call());
+  executor_.start(operation.input_);
+  begun_ = true;
+  moved_cpu_ = false;
+  inquired_ = false;
+  operation.started_ = Clock::now();
+}
+
+// One look at everything. True when something moved.
+bool Communicator::advance() {
+  bool moved = current_ && executor_.advance();
+  if (messages_.active()) moved |= messages_.advance();
+  return moved;
+}
+
+bool Communicator::something_ended() const {
+  return (current_ && begun_ && executor_.done()) || messages_.has_finished();
+}
+
+void Communicator::run_until_news(const Interrupt& interrupt) {
+  const IeeeFloatMode ieee;
+  if (current_ && !begun_) begin(*current_);
+  Backoff backoff(wait_policy_, spin_budget_);
+  while (!something_ended() && !news_.load(std::memory_order_relaxed)) {
+    if (advance()) {
+      backoff.reset();
+    } else if (!current_ && !messages_.active()) {
+      return;
+    } else if (backoff.next() == Backoff::Stage::sleep) {
+      wait_for_peers(backoff, interrupt);
+    }
+  }
+}
+
+// Kills the group for what was thrown while driving. Returns an Interrupt's own exception.
+std::exception_ptr Communicator::die_of(std::exception_ptr error) {
   try {
-    execute(operation, interrupt);
+    std::rethrow_exception(error);
   } catch (const Interrupted& interrupted) {
-    interruption = interrupted.reason;
-    return die_interrupted(operation);
+    die_interrupted(describe_driven());
+    return interrupted.reason;
   } catch (const Error& caught) {
-    const auto error = std::current_exception();
     // An abort of a peer is passed on as it is: its own note to a third rank may come after our
     // farewell, which that rank would then take for the reason.
     const bool passed_on = caught.kind() == ErrorKind::aborted;
     die(passed_on ? caught.what() : concat("rank ", rank_, " aborted the group: ", caught.what()),
         error, true);
-    return error;
   } catch (...) {
     // No memory, say: this rank is out of step with its peers.
-    const auto error = std::current_exception();
-    die(concat("rank ", rank_, " failed in ", to_string(operation.call()), ": ", text_of(error)),
-        error, true);
-    return error;
-  }
-  try {
-    if (operation.request_.finalize) operation.request_.finalize();
-  } catch (...) {
-    return std::current_exception();
+    die(concat("rank ", rank_, " failed in ", describe_driven(), ": ", text_of(error)), error,
+        true);
   }
   return nullptr;
+}
+
+// What the driving thread works on, for texts: the collective, or the oldest message.
+std::string Communicator::describe_driven() const {
+  if (current_) return current_->describe();
+  if (!messages_.pending().empty()) return messages_.pending().front()->describe();
+  return "point-to-point messages";
+}
+
+// Called without the lock, returns with it: everything that has ended, and how. After the group's
+// death that is everything there is.
+std::vector<Communicator::Ended> Communicator::gather_ended(Lock& lock) {
+  std::vector<Ended> ended;
+  for (auto& message : messages_.take_finished()) {
+    const auto outcome = MessageEngine::outcome_of(*message);
+    ended.push_back({std::move(message), outcome});
+  }
+  const bool died = dead();
+  const bool executed = current_ && begun_ && executor_.done();
+  if (executed) ended.push_back({current_, nullptr});
+  for (Ended& one : ended) {
+    if (one.error || !one.operation->base_.finalize) continue;
+    try {
+      one.operation->base_.finalize();
+    } catch (...) {
+      one.error = std::current_exception();
+    }
+  }
+  lock.lock();
+  if (!died) return ended;
+  if (current_ && !executed) ended.push_back({current_, death_});
+  for (auto& message : messages_.give_up()) ended.push_back({std::move(message), death_});
+  return ended;
+}
+
+void Communicator::retire(const Ended& one) {
+  if (one.operation == current_) {
+    // die() may have emptied the queue.
+    if (!queue_.empty() && queue_.front() == current_) queue_.pop_front();
+    current_.reset();
+  } else {
+    --open_messages_;
+  }
+  one.operation->finish(one.error);
+}
+
+// Whoever waits drives next; what nobody waits for is the progress thread's.
+void Communicator::keep_going(Lock& lock) {
+  if (!has_work()) return;
+  try {
+    // A synchronous message may leave a grant or a credit behind that has no slot yet.
+    if (queue_.empty() && posted_.empty()) start_progress_thread(lock);
+  } catch (const std::system_error&) {
+    // No more threads: the next call on this group drives it.
+  }
+  work_.notify_one();
 }
 
 // The operation's last reference may go here, and with it tensors, whose memory may need the GIL:
@@ -164,7 +303,7 @@ void Communicator::complete(Lock& lock, std::shared_ptr<Operation> operation) {
   if (blocks_progress) {
     --free_progress_;
     try {
-      if (!queue_.empty()) start_progress_thread(lock);
+      if (has_work()) start_progress_thread(lock);
     } catch (const std::system_error&) {
       // No more threads: the queue waits until the callback is through.
     }
@@ -177,29 +316,10 @@ void Communicator::complete(Lock& lock, std::shared_ptr<Operation> operation) {
   if (blocks_progress) ++free_progress_;
 }
 
-void Communicator::execute(Operation& operation, const Interrupt& interrupt) {
-  const IeeeFloatMode ieee;
-  // A late call on a group that a peer has given up must not succeed by what was published before.
-  if (const auto text = transport_->peer_abort()) fail(ErrorKind::aborted, *text);
-  transport_->announce(operation.call());
-  executor_.start(operation.input_);
-  moved_cpu_ = false;
-  started_ = Clock::now();
-  Backoff backoff(wait_policy_, spin_budget_);
-  while (!executor_.done()) {
-    if (executor_.advance()) {
-      backoff.reset();
-    } else if (backoff.next() == Backoff::Stage::sleep) {
-      wait_for_peers(operation, backoff, interrupt);
-    }
-  }
-}
-
-void Communicator::wait_for_peers(Operation& operation, Backoff& backoff,
-                                  const Interrupt& interrupt) {
+void Communicator::wait_for_peers(Backoff& backoff, const Interrupt& interrupt) {
   call(interrupt);
-  look_for_trouble(operation);
-  if (!moved_cpu_ && !wait_policy_.crowded) {
+  look_for_trouble();
+  if (current_ && !moved_cpu_ && !wait_policy_.crowded) {
     // Two ranks that share a CPU run in turns until the scheduler notices, which takes it very long
     // when both yield. The higher rank moves away, once an operation.
     for (const int peer : executor_.waiting_for()) {
@@ -209,14 +329,27 @@ void Communicator::wait_for_peers(Operation& operation, Backoff& backoff,
       }
     }
   }
+  const Nanoseconds patience = ask_when_stuck();
   transport_->prepare_sleep();
   // The last look: nothing that a peer does from here on is missed (transport.h).
-  if (executor_.advance() || executor_.done()) {
+  if (advance() || something_ended() || news_.load(std::memory_order_relaxed)) {
     transport_->cancel_sleep();
     return backoff.reset();
   }
   if (dead_.load(std::memory_order_acquire)) return transport_->cancel_sleep();
-  transport_->sleep(std::min<Nanoseconds>(until_deadline(operation), kInterruptPeriod * 2));
+  transport_->sleep(std::min<Nanoseconds>(patience, until_first_deadline()));
+}
+
+// An operation that has waited for a while asks the peers where they are, once. Returns how long to
+// sleep at most.
+Nanoseconds Communicator::ask_when_stuck() {
+  if (!current_ || inquired_) return kInterruptPeriod * 2;
+  const Nanoseconds long_enough = std::min<Nanoseconds>(kInterruptPeriod, current_->timeout_ / 4);
+  const Nanoseconds waited = Clock::now() - current_->started_;
+  if (waited < long_enough) return long_enough - waited;
+  inquired_ = true;
+  transport_->inquire();
+  return long_enough;
 }
 
 bool Communicator::on_progress_thread() const {
@@ -234,8 +367,8 @@ void Communicator::start_progress_thread(Lock& /*held*/) {
 void Communicator::progress_loop() {
   Lock lock(mutex_);
   while (!stopping_) {
-    if (driving_ || queue_.empty()) {
-      work_.wait(lock, [this] { return stopping_ || (!driving_ && !queue_.empty()); });
+    if (driving_ || !has_work()) {
+      work_.wait(lock, [this] { return stopping_ || (!driving_ && has_work()); });
     } else {
       drive(lock, nullptr);
     }

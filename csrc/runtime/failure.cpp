@@ -13,8 +13,15 @@ constexpr auto kCloseGrace = std::chrono::seconds(5);
 
 }  // namespace
 
-Nanoseconds Communicator::until_deadline(const Operation& operation) const {
-  return operation.timeout_ - (Clock::now() - started_);
+Nanoseconds Communicator::until_deadline(const Operation& operation) {
+  return operation.timeout_ - (Clock::now() - operation.started_);
+}
+
+Nanoseconds Communicator::until_first_deadline() const {
+  Nanoseconds first = kNoLimit;
+  if (current_) first = until_deadline(*current_);
+  for (const auto& message : messages_.pending()) first = std::min(first, until_deadline(*message));
+  return std::max(first, Nanoseconds(0));
 }
 
 void Communicator::throw_if_dead() const {
@@ -23,11 +30,26 @@ void Communicator::throw_if_dead() const {
   std::rethrow_exception(death_);
 }
 
-void Communicator::look_for_trouble(const Operation& operation) {
+void Communicator::look_for_trouble() {
   throw_if_dead();
   if (const auto text = transport_->peer_abort()) fail(ErrorKind::aborted, *text);
+  if (current_) look_at_collective();
+  for (const auto& message : messages_.pending()) {
+    if (look_at_message(*message)) return;
+  }
+}
 
-  const CallHeader& mine = operation.call();
+// A peer has gone that is waited for. What it published before counts: true when that helped. One
+// that gave the group up says why before it goes: both may have come since the last look, and the
+// reason names whoever is to blame.
+bool Communicator::help_from_the_gone() {
+  if (advance()) return true;
+  if (const auto text = transport_->peer_abort()) fail(ErrorKind::aborted, *text);
+  return false;
+}
+
+void Communicator::look_at_collective() {
+  const CallHeader& mine = current_->call();
   for (int peer = 0; peer < world_size_; ++peer) {
     if (peer == rank_) continue;
     const auto theirs = transport_->call_of(peer, mine.sequence);
@@ -35,24 +57,47 @@ void Communicator::look_for_trouble(const Operation& operation) {
       fail(ErrorKind::mismatch, describe_mismatch(rank_, mine, peer, *theirs));
     }
   }
-
   for (const int peer : executor_.waiting_for()) {
     const PeerState state = transport_->peer_state(peer);
     if (state == PeerState::alive) continue;
-    // What it published before it went counts: only if that does not help is it missed.
-    if (executor_.advance()) return;
-    // A peer that gave the group up says why before it goes: both may have come since the look
-    // above, and the reason names whoever is to blame.
-    if (const auto text = transport_->peer_abort()) fail(ErrorKind::aborted, *text);
+    if (help_from_the_gone()) return;
     fail(ErrorKind::peer_failed, "rank ", peer,
          state == PeerState::died ? " died (its process is gone)" : " left the group",
          " while rank ", rank_, " waited for it in ", to_string(mine), " of ", world_size_,
          " ranks. Look at that rank's own output for the reason");
   }
-  if (until_deadline(operation) <= Nanoseconds(0)) report_timeout(operation);
+  if (until_deadline(*current_) <= Nanoseconds(0)) report_timeout(*current_);
 }
 
-void Communicator::report_timeout(const Operation& operation) const {
+// True when something moved: the list of messages may be another then.
+bool Communicator::look_at_message(const MessageOperation& operation) {
+  // A receive from any source is lost when somebody died, or when everybody has left.
+  const std::vector<int> peers = messages_.waiting_for(operation);
+  int gone = -1;
+  size_t left = 0;
+  for (const int peer : peers) {
+    const PeerState state = transport_->peer_state(peer);
+    left += state == PeerState::left ? 1 : 0;
+    if (state == PeerState::died || left == peers.size()) gone = peer;
+  }
+  if (gone >= 0) {
+    if (help_from_the_gone()) return true;
+    fail(ErrorKind::peer_failed, "rank ", gone,
+         left == peers.size() ? " left the group" : " died (its process is gone)", " while rank ",
+         rank_, " waited for it in ", operation.describe(),
+         ". Look at that rank's own output for the reason");
+  }
+  if (until_deadline(operation) > Nanoseconds(0)) return false;
+  fail(ErrorKind::timed_out, waited_in(operation), ": ", messages_.why_waiting(operation),
+       ". Raise the timeout if that rank is only slow");
+}
+
+std::string Communicator::waited_in(const Operation& operation) const {
+  return concat("rank ", rank_, ": Timed out after ", to_seconds(Clock::now() - operation.started_),
+                " s in ", operation.describe(), " of ", world_size_, " ranks");
+}
+
+void Communicator::report_timeout(const CollectiveOperation& operation) const {
   const CallHeader& mine = operation.call();
   std::string who;
   for (const int peer : executor_.waiting_for()) {
@@ -66,13 +111,12 @@ void Communicator::report_timeout(const Operation& operation) const {
       who += ", which is in the same operation and waits itself, or is slow";
     }
   }
-  fail(ErrorKind::timed_out, "rank ", rank_, ": Timed out after ",
-       to_seconds(Clock::now() - started_), " s in ", to_string(mine), " of ", world_size_,
-       " ranks, waiting for ", who, ". Raise the timeout if that rank is only slow");
+  fail(ErrorKind::timed_out, waited_in(operation), ", waiting for ", who,
+       ". Raise the timeout if that rank is only slow");
 }
 
 void Communicator::die(const std::string& reason, std::exception_ptr error, bool tell_peers) {
-  std::deque<std::shared_ptr<Operation>> orphans;
+  std::vector<std::shared_ptr<Operation>> orphans;
   {
     const Lock lock(mutex_);
     if (!dead_.load(std::memory_order_relaxed)) {
@@ -80,12 +124,22 @@ void Communicator::die(const std::string& reason, std::exception_ptr error, bool
       dead_.store(true, std::memory_order_release);
       if (tell_peers) transport_->send_abort(reason);
     }
-    // The operation that a thread still drives is left in the queue: that thread ends it.
-    while (queue_.size() > (driving_ ? 1u : 0u)) {
-      orphans.push_front(std::move(queue_.back()));
+    // What a thread still drives is left to it: that thread ends it.
+    const bool keep_first = driving_ && current_ != nullptr;
+    while (queue_.size() > (keep_first ? 1u : 0u)) {
+      orphans.push_back(std::move(queue_.back()));
       queue_.pop_back();
-      orphans.front()->finish(death_);
     }
+    open_messages_ -= posted_.size();
+    orphans.insert(orphans.end(), posted_.begin(), posted_.end());
+    posted_.clear();
+    if (!driving_) {
+      current_.reset();
+      const auto messages = messages_.give_up();
+      open_messages_ -= messages.size();
+      orphans.insert(orphans.end(), messages.begin(), messages.end());
+    }
+    for (const auto& orphan : orphans) orphan->finish(death_);
     change_.notify_all();
   }
   transport_->wake();
@@ -106,7 +160,7 @@ void Communicator::close() {
   const Deadline grace = Deadline::after(kCloseGrace);
   {
     Lock lock(mutex_);
-    while (!queue_.empty() && !dead() && !grace.passed()) {
+    while (unfinished() && !dead() && !grace.passed()) {
       ++waiters_;
       change_.wait_for(lock, std::chrono::milliseconds(20));
       --waiters_;
@@ -114,11 +168,11 @@ void Communicator::close() {
   }
   if (!dead()) {
     const std::string reason = concat("rank ", rank_, " closed the group");
-    const bool unfinished = [this] {
+    const bool tell_peers = [this] {
       const Lock lock(mutex_);
-      return !queue_.empty();
+      return unfinished();
     }();
-    die(reason, std::make_exception_ptr(Error(ErrorKind::aborted, reason)), unfinished);
+    die(reason, std::make_exception_ptr(Error(ErrorKind::aborted, reason)), tell_peers);
   }
   stop_progress();
   transport_->leave();

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <exception>
 #include <functional>
+#include <list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -48,46 +49,96 @@ struct MessageRequest : RequestBase {
   Block block;
 };
 
+// A request under way, and how it ended.
 class Operation {
  public:
-  Operation(CallRequest request, const CallHeader& header, const Program& program,
-            const ReduceKernels* kernels, Nanoseconds timeout)
-      : request_(std::move(request)),
-        input_{&program, kernels, header, request_.input, request_.output},
-        timeout_(timeout) {}
+  virtual ~Operation() = default;
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
 
-  const CallHeader& call() const { return input_.call; }
+  // "all_reduce #12 (sum, 1024 x float32)", "recv from rank 1 (tag 0, 4 x int64)"
+  virtual std::string describe() const = 0;
+  // Place in the group's order of collectives, from 1; 0: a point-to-point message has none.
+  virtual uint64_t sequence() const { return 0; }
+  // Receives that are done: the rank that sent the message. Else -1.
+  virtual int source() const { return -1; }
+
   // Acquire: pairs with finish(): whoever sees true sees the result and the error.
   bool done() const { return done_.load(std::memory_order_acquire); }
   // Only when done: nullptr means success.
   std::exception_ptr error() const { return error_; }
 
+ protected:
+  Operation(RequestBase base, Nanoseconds timeout) : base_(std::move(base)), timeout_(timeout) {}
+
  private:
   friend class Communicator;
-  bool has_callback() const { return static_cast<bool>(request_.on_complete); }
+  bool has_callback() const { return static_cast<bool>(base_.on_complete); }
   void call_on_complete() {
-    if (!request_.on_complete) return;
+    if (!base_.on_complete) return;
     try {
-      std::exchange(request_.on_complete, nullptr)();
+      std::exchange(base_.on_complete, nullptr)();
     } catch (...) {
       // The operation has ended and was reported: there is nobody left to tell.
     }
   }
   // Lets go of the caller's memory. Never under the communicator's lock: it may need the GIL.
   void release() {
-    request_.finalize = nullptr;
-    request_.keep_alive.reset();
+    base_.finalize = nullptr;
+    base_.keep_alive.reset();
   }
   void finish(std::exception_ptr error) {
     error_ = std::move(error);
     done_.store(true, std::memory_order_release);
   }
 
-  CallRequest request_;
-  ExecutorInput input_;
+  RequestBase base_;
   Nanoseconds timeout_;  // from the moment it is driven: waiting in the queue does not count
+  Clock::time_point started_{};  // that moment; by the driving thread
   std::exception_ptr error_;
   std::atomic<bool> done_{false};
+};
+
+class CollectiveOperation final : public Operation {
+ public:
+  CollectiveOperation(CallRequest request, const CallHeader& header, const Program& program,
+                      const ReduceKernels* kernels, Nanoseconds timeout)
+      : Operation(std::move(request), timeout),
+        input_{&program, kernels, header, std::move(request.input), std::move(request.output)} {}
+
+  std::string describe() const override { return to_string(input_.call); }
+  uint64_t sequence() const override { return input_.call.sequence; }
+  const CallHeader& call() const { return input_.call; }
+
+ private:
+  friend class Communicator;
+  ExecutorInput input_;
+};
+
+class MessageOperation final : public Operation {
+ public:
+  MessageOperation(MessageRequest request, Nanoseconds timeout)
+      : Operation(std::move(request), timeout),
+        receives_(request.receives),
+        peer_(request.peer),
+        tag_(request.tag),
+        dtype_(request.dtype),
+        block_(request.block) {}
+
+  std::string describe() const override;
+  int source() const override { return receives_ && peer_ != kAnySource ? peer_ : -1; }
+  uint64_t bytes() const { return block_.count * size_of(dtype_); }
+
+ private:
+  friend class MessageEngine;
+  const bool receives_;
+  int peer_;  // of a receive from any source: set when it has matched
+  const int tag_;
+  const DType dtype_;
+  const Block block_;
+  uint64_t moved_ = 0;          // bytes, of a message that travels in slices
+  std::exception_ptr outcome_;  // set by the engine before it hands the operation back
+  std::list<std::shared_ptr<MessageOperation>>::iterator place_;  // among the engine's pending ones
 };
 
 }  // namespace pycoll

@@ -130,7 +130,7 @@ bool Work::wait(std::chrono::milliseconds timeout) {
   with_torch_errors([&] {
     if (!communicator_->wait(operation_, limit, interrupt_)) {
       fail(ErrorKind::timed_out, "rank ", communicator_->rank(), ": Timed out waiting ",
-           to_seconds(*limit), " s for ", to_string(operation_->call()), "; the operation goes on");
+           to_seconds(*limit), " s for ", operation_->describe(), "; the operation goes on");
     }
   });
   complete();

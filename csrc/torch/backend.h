@@ -48,7 +48,7 @@ class Work final : public c10d::Work {
   void synchronize() override { wait(); }
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
-  uint64_t getSequencenumber() const override { return operation_->call().sequence; }
+  uint64_t getSequencenumber() const override { return operation_->sequence(); }
 
  private:
   void complete();
