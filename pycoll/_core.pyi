@@ -38,6 +38,7 @@ StepKind = Literal[
     "send",
     "recv",
     "recv_copy_send",
+    "recv_send",
     "recv_reduce",
     "recv_reduce_send",
     "recv_reduce_copy_send",
@@ -105,6 +106,7 @@ class Program:
     window_chunks: int
     channels: int
     order: Order
+    ring: list[int]
     groups: list[list[int]]
     lanes: list[Lane]
     def __init__(self, other: Program = ...) -> None: ...
@@ -143,7 +145,7 @@ class TraceRow:
         """Longest chain of messages, barriers and reads of peers; 0 is the input."""
     @property
     def values(self) -> list[list[float]]:
-        """Of each rank; NaN where it holds nothing yet (all_gather)."""
+        """Of each rank; NaN where it holds nothing yet (all_gather, gather, scatter)."""
 
 class Transfer:
     """One message, or one read of a peer's window."""
@@ -173,20 +175,28 @@ class Trace:
 def collectives() -> list[str]: ...
 def algorithms(collective: str) -> list[AlgorithmInfo]: ...
 def build_programs(
-    collective: str, algorithm: str, world_size: int, root: int = 0
+    collective: str, algorithm: str, world_size: int, root: int = 0, hosts: Sequence[int] = ()
 ) -> list[Program]:
-    """One Program a rank. Raises InvalidArgumentError with the names that exist."""
+    """One Program a rank. Raises InvalidArgumentError with the names that exist.
+
+    `hosts`: the host of each rank, numbered by first appearance; empty: all on one.
+    """
 
 def validate(program: Program) -> None:
     """Raises InvalidArgumentError, with rank, lane and step, for an unsafe Program."""
 
 def check(
-    programs: Sequence[Program], depth: int = 2, rounds: int = 3, in_place: bool = True
+    programs: Sequence[Program],
+    depth: int = 2,
+    rounds: int = 3,
+    in_place: bool = True,
+    seed: int = 0,
 ) -> CheckResult:
     """Proves that the Programs of all ranks do what their collective promises.
 
     `depth`: slots of every FIFO; `rounds`: slices of the longest chunk; `in_place`: input and
-    output are the same memory, which includes the other case.
+    output are the same memory, which includes the other case; `seed`: of the lengths that are
+    drawn for blocks that may differ.
     """
 
 def trace(programs: Sequence[Program], inputs: Sequence[Sequence[float]], op: str = "sum") -> Trace:
@@ -207,6 +217,12 @@ def isas() -> list[str]:
 
 def best_isa() -> str:
     """The instruction set that collectives use."""
+
+def dtypes() -> list[str]:
+    """Names of the element types that collectives can move."""
+
+def why_not_reducible(dtype: str, op: str) -> str:
+    """Why `op` is not defined for `dtype`; empty when it is."""
 
 def acc_dtype(dtype: str, op: str) -> str:
     """Name of the type that partial results of `op` over `dtype` are held in."""
@@ -229,14 +245,12 @@ def widen(src: Buffer, dtype: str, op: str, isa: str, out: Buffer | None = None)
 def finish(
     acc: Buffer, dtype: str, op: str, world_size: int, isa: str, out: Buffer | None = None
 ) -> Buffer:
-    """Accumulators as values: AVG divides by `world_size`, then 16-bit types round."""
+    """Accumulators as values: AVG divides by `world_size`, then 8 and 16-bit floats round."""
+
+def scale(src: Buffer, dtype: str, factor: float, isa: str, out: Buffer | None = None) -> Buffer:
+    """Values times a factor, rounded once: what PREMUL_SUM does to the input of each rank."""
 
 # ---- communicator ----------------------------------------------------------------------------
-
-class SegmentMapper:
-    """Maps shared segments; for ranks that are threads of one process under ThreadSanitizer."""
-
-    def __init__(self, one_mapping_a_segment: bool) -> None: ...
 
 class Call:
     """One collective: what pycoll.Communicator hands to the core."""
@@ -276,7 +290,6 @@ class CommunicatorCore:
         prefix: str,
         timeout: float,
         options: dict[str, str],
-        mapper: SegmentMapper | None = None,
     ) -> None: ...
     def run(self, call: Call) -> None: ...
     def submit(self, call: Call) -> WorkCore: ...
@@ -292,5 +305,8 @@ class CommunicatorCore:
 def config_variables() -> list[tuple[str, str, str, str, bool]]:
     """Rows (name, value in force, default, help, must be equal on all ranks)."""
 
-def shm_unavailable() -> str:
-    """Why this process cannot use shared memory; empty when it can."""
+def try_transports() -> list[tuple[str, str, str]]:
+    """Rows (name, what it is, why this process cannot use it; empty when it can), best first."""
+
+def host_identity() -> str:
+    """Ranks with the same identity are on one host and share memory."""

@@ -27,13 +27,22 @@ enum class DType : uint8_t {
   complex128,
   float8_e4m3fn,
   float8_e5m2,
+  float8_e4m3fnuz,
+  float8_e5m2fnuz,
+  float8_e8m0fnu,
+  float4_e2m1fn_x2,  // two 4-bit floats a byte
+  complex32,
   kCount,
 };
+
+// What arithmetic a type has; `opaque` bytes are moved and never reduced.
+enum class DTypeKind : uint8_t { boolean, integer, floating, complex, opaque, kCount };
 
 struct DTypeInfo {
   DType dtype;
   std::string_view name;
   uint32_t size;  // bytes an element
+  DTypeKind kind;
 };
 
 const DTypeInfo& dtype_info(DType dtype);

@@ -1,4 +1,4 @@
-// Element maths, written once: 16-bit floats and the reduce operators.
+// Element maths, written once: the reduce operators and how accumulators become values.
 //
 // Everything here sits in an unnamed namespace on purpose. The header is compiled with several
 // instruction sets into one library; were these functions ordinary inline functions, the linker
@@ -7,87 +7,25 @@
 // The operators also accept GCC vector types (__m256, __m512) where their body allows it.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <type_traits>
 
-#if defined(__CUDACC__)
-#define PYCOLL_HD __host__ __device__ inline
-#else
-#define PYCOLL_HD inline __attribute__((always_inline))
-#endif
+#include "kernels/float_formats.h"
 
 namespace pycoll::element {
 namespace {
 
-// IEEE 754 binary16, and the upper half of a binary32. Distinct types, so that overloads pick the
-// right conversion.
-struct Float16 {
-  uint16_t bits;
+// A bool of the caller: any byte but 0 is true. Results are 0 and 1.
+struct Bool8 {
+  uint8_t bits;
 };
-struct BFloat16 {
-  uint16_t bits;
-};
-
-template <typename To, typename From>
-PYCOLL_HD To bits_as(From from) {
-  static_assert(sizeof(To) == sizeof(From));
-  To to;
-  __builtin_memcpy(&to, &from, sizeof(to));
-  return to;
-}
-
-// ---- Conversions. Selects instead of branches, so that loops over them vectorise (with gcc under
-// -fno-trapping-math only: else it guards the float operations by branches). ----
-
-// Exact. A signaling NaN becomes quiet, as in F16C.
-PYCOLL_HD float to_float32(Float16 x) {
-  const uint32_t sign = uint32_t{x.bits & 0x8000u} << 16;
-  const uint32_t magnitude = x.bits & 0x7fffu;
-  const uint32_t normal = (magnitude << 13) + (112u << 23);  // exponent bias 15 -> 127
-  const uint32_t infinity_or_nan = (magnitude << 13) | 0x7f800000u | (magnitude > 0x7c00u) << 22;
-  // magnitude * 2^-24 is a normal float32: no rounding, and flush-to-zero modes do not touch it.
-  const float small = static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f;
-  uint32_t bits = magnitude < 0x0400u ? bits_as<uint32_t>(small) : normal;
-  bits = magnitude >= 0x7c00u ? infinity_or_nan : bits;
-  return bits_as<float>(sign | bits);
-}
-
-PYCOLL_HD float to_float32(BFloat16 x) {
-  return bits_as<float>(uint32_t{x.bits} << 16);
-}
-
-template <typename To>
-PYCOLL_HD To round_to(float x);
-
-// Nearest even. A NaN keeps its sign and the upper payload bits and is quiet.
-template <>
-PYCOLL_HD Float16 round_to<Float16>(float x) {
-  const uint32_t bits = bits_as<uint32_t>(x);
-  const uint32_t magnitude = bits & 0x7fffffffu;
-  const uint32_t nearest_even = 0xfffu + ((magnitude >> 13) & 1u);
-  const uint32_t normal = (magnitude - (112u << 23) + nearest_even) >> 13;
-  // 0.5 has an ulp of 2^-24, the spacing of subnormal halves: the addition rounds for us.
-  const uint32_t small = bits_as<uint32_t>(bits_as<float>(magnitude) + 0.5f) - 0x3f000000u;
-  uint32_t half = magnitude < 0x38800000u ? small : normal;
-  half = magnitude >= 0x477ff000u ? 0x7c00u : half;  // 65520 and above round to infinity
-  half = magnitude > 0x7f800000u ? (0x7e00u | ((magnitude >> 13) & 0x3ffu)) : half;
-  return {static_cast<uint16_t>(half | ((bits >> 16) & 0x8000u))};
-}
-
-template <>
-PYCOLL_HD BFloat16 round_to<BFloat16>(float x) {
-  const uint32_t bits = bits_as<uint32_t>(x);
-  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const uint32_t quiet_nan = (bits >> 16) | 0x40u;
-  return {static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded)};
-}
 
 // value -> accumulator and back; the identity where both are one type.
 template <typename To, typename From>
 PYCOLL_HD To convert(From x) {
   if constexpr (std::is_same_v<To, From>) {
     return x;
+  } else if constexpr (std::is_integral_v<To>) {
+    return static_cast<To>(x);
   } else if constexpr (std::is_same_v<To, float>) {
     return to_float32(x);
   } else {
@@ -145,6 +83,16 @@ struct Layout<BFloat16> {
   static constexpr Int infinity = 0x7f80;
 };
 template <>
+struct Layout<Float8E4M3> {
+  using Int = int8_t;
+  static constexpr Int infinity = 0x7e;  // the largest finite one: there is no infinity
+};
+template <>
+struct Layout<Float8E5M2> {
+  using Int = int8_t;
+  static constexpr Int infinity = 0x7c;
+};
+template <>
 struct Layout<float> {
   using Int = int32_t;
   static constexpr Int infinity = 0x7f800000;
@@ -163,7 +111,7 @@ PYCOLL_HD Int order_key(Int bits) {
 }
 
 // Returns one operand unchanged (a signaling NaN stays one): the first NaN, else the lesser or
-// greater one. Integers only, so the same code serves all four float types.
+// greater one. Integers only, so the same code serves all float types.
 template <bool kLesser, typename T>
 PYCOLL_HD T select_float(T a, T b) {
   using Int = typename Layout<T>::Int;
@@ -199,12 +147,42 @@ struct Max {
   }
 };
 
+struct And {
+  template <typename T>
+  PYCOLL_HD T operator()(T a, T b) const {
+    return static_cast<T>(a & b);
+  }
+  PYCOLL_HD Bool8 operator()(Bool8 a, Bool8 b) const {
+    return {static_cast<uint8_t>((a.bits != 0) & (b.bits != 0))};
+  }
+};
+
+struct Or {
+  template <typename T>
+  PYCOLL_HD T operator()(T a, T b) const {
+    return static_cast<T>(a | b);
+  }
+  PYCOLL_HD Bool8 operator()(Bool8 a, Bool8 b) const {
+    return {static_cast<uint8_t>((a.bits | b.bits) != 0)};
+  }
+};
+
+struct Xor {
+  template <typename T>
+  PYCOLL_HD T operator()(T a, T b) const {
+    return static_cast<T>(a ^ b);
+  }
+  PYCOLL_HD Bool8 operator()(Bool8 a, Bool8 b) const {
+    return {static_cast<uint8_t>((a.bits != 0) != (b.bits != 0))};
+  }
+};
+
 // acc / world_size as AVG wants it: IEEE division for floats, truncation toward zero for integers.
 template <typename T>
 struct Divide {
   // Through double where that is exact (32 bits fit): it vectorises, integer division does not.
-  using Divisor = std::conditional_t<std::is_integral_v<T>,
-                                     std::conditional_t<(sizeof(T) > 4), int64_t, double>, T>;
+  using Divisor =
+      std::conditional_t<std::is_integral_v<T>, std::conditional_t<(sizeof(T) > 4), T, double>, T>;
   Divisor divisor;
   PYCOLL_HD explicit Divide(int world_size) : divisor(static_cast<Divisor>(world_size)) {}
   PYCOLL_HD T operator()(T x) const { return static_cast<T>(static_cast<Divisor>(x) / divisor); }

@@ -55,16 +55,22 @@ Isa parse_isa(const std::string& name) {
   fail(ErrorKind::invalid_argument, "instruction set '", name, "' is not one of: ", known);
 }
 
-const ReduceKernels& find_kernels(const std::string& dtype, const std::string& op,
-                                  const std::string& isa) {
-  const auto reduce_op = reduce_op_from_name(op);
-  if (!reduce_op) {
-    fail(ErrorKind::invalid_argument, "unknown reduce operation '", op, "'");
+ReduceOp parse_op(const std::string& name) {
+  const auto op = reduce_op_from_name(name);
+  if (!op) {
+    fail(ErrorKind::invalid_argument, "unknown reduce operation '", name, "'");
   }
-  const ReduceKernels* kernels =
-      find_reduce_kernels(parse_dtype(dtype), *reduce_op, parse_isa(isa));
+  return *op;
+}
+
+const ReduceKernels& find_kernels(const std::string& dtype_name, const std::string& op_name,
+                                  const std::string& isa) {
+  const DType dtype = parse_dtype(dtype_name);
+  const ReduceOp op = parse_op(op_name);
+  const ReduceKernels* kernels = find_reduce_kernels(dtype, op, parse_isa(isa));
   if (!kernels) {
-    fail(ErrorKind::not_implemented, "no kernel for ", op, " of ", dtype);
+    fail(ErrorKind::not_implemented, "no kernel for ", op_name, " of ", dtype_name, ": ",
+         why_not_reducible(dtype, op));
   }
   return *kernels;
 }
@@ -159,6 +165,29 @@ py::object finish(const py::object& acc, const std::string& dtype, const std::st
   });
 }
 
+py::object scale(const py::object& src, const std::string& dtype, double factor,
+                 const std::string& isa, const py::object& out) {
+  const ReduceKernels& kernels = find_kernels(dtype, "premul_sum", isa);
+  const Buffer source(src, false);
+  const size_t n = count_of(source, kernels.value, "src");
+  return with_output(out, n, kernels.value, [&](const Buffer& dst) {
+    check_overlap(dst, source, true);
+    kernels.scale(dst.data(), source.data(), n, factor);
+  });
+}
+
+std::vector<std::string> dtypes() {
+  std::vector<std::string> names;
+  for (int i = 0; i < static_cast<int>(DType::kCount); ++i) {
+    names.emplace_back(name_of(static_cast<DType>(i)));
+  }
+  return names;
+}
+
+std::string why_not(const std::string& dtype, const std::string& op) {
+  return why_not_reducible(parse_dtype(dtype), parse_op(op));
+}
+
 std::vector<std::string> isas() {
   std::vector<std::string> names;
   for (int i = 0; i < static_cast<int>(Isa::kCount); ++i) {
@@ -181,6 +210,9 @@ void bind_kernels(py::module_& m) {
   m.def(
       "best_isa", [] { return std::string(name_of(best_isa())); },
       "The instruction set that collectives use.");
+  m.def("dtypes", &dtypes, "Names of the element types that collectives can move.");
+  m.def("why_not_reducible", &why_not, arg("dtype"), arg("op"),
+        "Why `op` is not defined for `dtype`; empty when it is.");
   m.def("acc_dtype", &acc_dtype, arg("dtype"), arg("op"),
         "Name of the type that partial results of `op` over `dtype` are held in.");
   m.def("reduce_local", &reduce_local, arg("a"), arg("b"), arg("dtype"), arg("op"), arg("isa"),
@@ -192,7 +224,10 @@ void bind_kernels(py::module_& m) {
         "Values as accumulators, where the two types differ.");
   m.def("finish", &finish, arg("acc"), arg("dtype"), arg("op"), arg("world_size"), arg("isa"),
         arg("out") = py::none(),
-        "Accumulators as values: AVG divides by `world_size`, then 16-bit types round.");
+        "Accumulators as values: AVG divides by `world_size`, then 8 and 16-bit floats round.");
+  m.def("scale", &scale, arg("src"), arg("dtype"), arg("factor"), arg("isa"),
+        arg("out") = py::none(),
+        "Values times a factor, rounded once: what PREMUL_SUM does to the input of each rank.");
 }
 
 }  // namespace pycoll

@@ -1,135 +1,181 @@
-// The kernels of kernels/reduce.h, compiled once an instruction set by reduce_<isa>.cpp.
-//
-// No function with external linkage may be instantiated here (see element.h): no containers, no
-// algorithms, no calls of inline functions of other headers.
+// The kernels of kernels/reduce.h as a table, compiled once an instruction set by reduce_<isa>.cpp:
+// which loops serve which type and operation. The rules of reduce_loops.h hold here too.
 #pragma once
 
-#include "kernels/cpu/half_lanes.h"
+#include "kernels/cpu/reduce_loops.h"
 #include "kernels/cpu/reduce_table.h"
-#include "kernels/element.h"
-
-// Element i of dst depends on element i of the sources only, also when dst is one of them.
-#if defined(__clang__)
-#define PYCOLL_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
-#else
-#define PYCOLL_INDEPENDENT _Pragma("GCC ivdep")
-#endif
 
 namespace pycoll {
 namespace {
 
 using element::BFloat16;
-using element::Divide;
-using element::Float16;
+using element::Bool8;
+using element::Float8E4M3;
+using element::Float8E5M2;
 
-// Buffers have any alignment and any declared type, hence memcpy (a plain load once compiled).
-template <typename T>
-PYCOLL_HD T load(const void* base, size_t i) {
-  T x;
-  __builtin_memcpy(&x, static_cast<const char*>(base) + i * sizeof(T), sizeof(T));
-  return x;
-}
-template <typename T>
-PYCOLL_HD void store(void* base, size_t i, T x) {
-  __builtin_memcpy(static_cast<char*>(base) + i * sizeof(T), &x, sizeof(T));
-}
-
-template <typename A, typename B, typename Acc, typename Op>
-void combine(void* dst, const void* a, const void* b, size_t n) {
-  size_t i = 0;
-  if constexpr (!std::is_same_v<Acc, Float16> &&
-                (std::is_same_v<A, Float16> || std::is_same_v<B, Float16>)) {
-    i = element::combine_lanes<A, B, Op>(dst, a, b, n);
-  }
-  PYCOLL_INDEPENDENT
-  for (; i < n; ++i) {
-    const Acc x = element::convert<Acc>(load<A>(a, i)), y = element::convert<Acc>(load<B>(b, i));
-    store<Acc>(dst, i, Op{}(x, y));
-  }
+// The kernels of an operation whose partial results have the type of the elements.
+constexpr ReduceKernels plain(DType dtype, CombineFn combine_fn, FinishFn finish_fn = nullptr,
+                              ScaleFn scale_fn = nullptr) {
+  return {.value = dtype,
+          .acc = dtype,
+          .combine = {{combine_fn, combine_fn}, {combine_fn, combine_fn}},
+          .widen = nullptr,
+          .finish = finish_fn,
+          .scale = scale_fn};
 }
 
-template <typename Value, typename Acc>
-void widen(void* dst, const void* src, size_t n) {
-  size_t i = 0;
-  if constexpr (std::is_same_v<Value, Float16>) {
-    i = element::widen_lanes(dst, src, n);
-  }
-  PYCOLL_INDEPENDENT
-  for (; i < n; ++i) {
-    store<Acc>(dst, i, element::convert<Acc>(load<Value>(src, i)));
-  }
-}
-
-template <bool kDivide, typename Value, typename Acc>
-PYCOLL_HD Value finish_one(Acc x, Divide<Acc> divide) {
-  return element::convert<Value>(kDivide ? divide(x) : x);
-}
-
-template <bool kDivide, typename Value, typename Acc>
-void finish(void* dst, const void* src, size_t n, int world_size) {
-  const Divide<Acc> divide(world_size);
-  size_t i = 0;
-  if constexpr (std::is_same_v<Value, Acc>) {
-    PYCOLL_INDEPENDENT
-    for (; i < n; ++i) {
-      store<Value>(dst, i, finish_one<kDivide, Value>(load<Acc>(src, i), divide));
-    }
-  } else {
-    if constexpr (std::is_same_v<Value, Float16>) {
-      i = element::finish_lanes<kDivide>(dst, src, n, world_size);
-    }
-    // Narrowing in place overwrites sources of this block and of earlier ones: read a block whole,
-    // then write it.
-    constexpr size_t kBlock = 64;
-    Value block[kBlock];
-    for (; i + kBlock <= n; i += kBlock) {
-      for (size_t j = 0; j < kBlock; ++j) {
-        block[j] = finish_one<kDivide, Value>(load<Acc>(src, i + j), divide);
-      }
-      __builtin_memcpy(static_cast<char*>(dst) + i * sizeof(Value), block, sizeof(block));
-    }
-    const size_t rest = n - i;
-    for (size_t j = 0; j < rest; ++j) {
-      block[j] = finish_one<kDivide, Value>(load<Acc>(src, i + j), divide);
-    }
-    __builtin_memcpy(static_cast<char*>(dst) + i * sizeof(Value), block, rest * sizeof(Value));
-  }
-}
-
-// The kernels of one operation: Acc is what its partial results are held in.
+// One loop for every form of the operands: for what training does all the time.
 template <typename Value, typename Acc, typename Op>
-constexpr ReduceKernels kernels_of(DType value, DType acc, FinishFn finish_fn) {
-  ReduceKernels kernels{value, acc, {}, nullptr, finish_fn};
-  kernels.combine[0][0] = combine<Value, Value, Acc, Op>;
-  kernels.combine[0][1] = combine<Value, Acc, Acc, Op>;
-  kernels.combine[1][0] = combine<Acc, Value, Acc, Op>;
-  kernels.combine[1][1] = combine<Acc, Acc, Acc, Op>;
-  if constexpr (!std::is_same_v<Value, Acc>) {
-    kernels.widen = widen<Value, Acc>;
-  }
-  return kernels;
+constexpr ReduceKernels fused(DType value, DType acc, FinishFn finish_fn, ScaleFn scale_fn) {
+  return {.value = value,
+          .acc = acc,
+          .combine = {{combine<Value, Value, Acc, Op>, combine<Value, Acc, Acc, Op>},
+                      {combine<Acc, Value, Acc, Op>, combine<Acc, Acc, Acc, Op>}},
+          .widen = widen<Value, Acc>,
+          .finish = finish_fn,
+          .scale = scale_fn};
 }
 
-// One type under all its operations. SUM, AVG and PRODUCT accumulate in `Acc`; MIN and MAX select
-// one of the operands and so stay in the type itself.
-template <typename V, DType kValue, typename Acc = V, DType kAcc = kValue>
-struct Row {
-  static constexpr FinishFn round = std::is_same_v<V, Acc> ? nullptr : finish<false, V, Acc>;
-  static constexpr ReduceKernels sum = kernels_of<V, Acc, element::Sum>(kValue, kAcc, round);
-  static constexpr ReduceKernels avg =
-      kernels_of<V, Acc, element::Sum>(kValue, kAcc, finish<true, V, Acc>);
-  static constexpr ReduceKernels product =
-      kernels_of<V, Acc, element::Product>(kValue, kAcc, round);
-  static constexpr ReduceKernels min = kernels_of<V, V, element::Min>(kValue, kValue, nullptr);
-  static constexpr ReduceKernels max = kernels_of<V, V, element::Max>(kValue, kValue, nullptr);
+// One loop, on accumulators; values are widened for it.
+template <typename Value, typename Acc, typename Op>
+constexpr ReduceKernels widened(DType value, DType acc, FinishFn finish_fn, ScaleFn scale_fn) {
+  constexpr auto inner = combine<Acc, Acc, Acc, Op>;
+  return {.value = value,
+          .acc = acc,
+          .combine = {{combine_widened<Value, Acc, inner, true, true>,
+                       combine_widened<Value, Acc, inner, true, false>},
+                      {combine_widened<Value, Acc, inner, false, true>, inner}},
+          .widen = widen<Value, Acc>,
+          .finish = finish_fn,
+          .scale = scale_fn};
+}
+
+constexpr void set(ReduceTable& table, ReduceOp op, const ReduceKernels& kernels) {
+  table.entry[static_cast<int>(kernels.value)][static_cast<int>(op)] = &kernels;
+}
+
+// ---- One row a type. ----
+
+template <DType kType>
+struct BoolRow {
+  static constexpr ReduceKernels all = plain(kType, combine<Bool8, Bool8, Bool8, element::And>);
+  static constexpr ReduceKernels any = plain(kType, combine<Bool8, Bool8, Bool8, element::Or>);
+  static constexpr ReduceKernels odd = plain(kType, combine<Bool8, Bool8, Bool8, element::Xor>);
 
   static constexpr void add_to(ReduceTable& table) {
-    auto& entry = table.entry[static_cast<int>(kValue)];
-    entry[static_cast<int>(ReduceOp::sum)] = &sum;
-    entry[static_cast<int>(ReduceOp::avg)] = &avg;
-    entry[static_cast<int>(ReduceOp::product)] = &product;
-    entry[static_cast<int>(ReduceOp::min)] = &min;
-    entry[static_cast<int>(ReduceOp::max)] = &max;
+    set(table, ReduceOp::sum, any);
+    set(table, ReduceOp::max, any);
+    set(table, ReduceOp::bor, any);
+    set(table, ReduceOp::product, all);
+    set(table, ReduceOp::min, all);
+    set(table, ReduceOp::band, all);
+    // The number of true ones over the world size, truncated: 1 only when all are.
+    set(table, ReduceOp::avg, all);
+    set(table, ReduceOp::bxor, odd);
+  }
+};
+
+// `Unsigned` has the bits of V: wrapping arithmetic is the same for both. Acc holds sums of AVG.
+template <typename V, DType kType, typename Unsigned, typename Acc = V, DType kAcc = kType>
+struct IntegerRow {
+  template <typename Op>
+  static constexpr ReduceKernels wrapping() {
+    return plain(kType, combine<Unsigned, Unsigned, Unsigned, Op>);
+  }
+  template <typename Op>
+  static constexpr ReduceKernels bitwise() {
+    return plain(kType, combine_parts<combine<uint8_t, uint8_t, uint8_t, Op>, sizeof(V)>);
+  }
+  static constexpr ReduceKernels average() {
+    constexpr FinishFn divide = finish<true, V, Acc>;
+    if constexpr (std::is_same_v<V, Acc>) {
+      return plain(kType, combine<Unsigned, Unsigned, Unsigned, element::Sum>, divide);
+    } else {
+      return widened<V, Acc, element::Sum>(kType, kAcc, divide, nullptr);
+    }
+  }
+  static constexpr ReduceKernels sum = wrapping<element::Sum>();
+  static constexpr ReduceKernels avg = average();
+  static constexpr ReduceKernels product = wrapping<element::Product>();
+  static constexpr ReduceKernels min = plain(kType, combine<V, V, V, element::Min>);
+  static constexpr ReduceKernels max = plain(kType, combine<V, V, V, element::Max>);
+  static constexpr ReduceKernels band = bitwise<element::And>();
+  static constexpr ReduceKernels bor = bitwise<element::Or>();
+  static constexpr ReduceKernels bxor = bitwise<element::Xor>();
+
+  static constexpr void add_to(ReduceTable& table) {
+    set(table, ReduceOp::sum, sum);
+    set(table, ReduceOp::avg, avg);
+    set(table, ReduceOp::product, product);
+    set(table, ReduceOp::min, min);
+    set(table, ReduceOp::max, max);
+    set(table, ReduceOp::band, band);
+    set(table, ReduceOp::bor, bor);
+    set(table, ReduceOp::bxor, bxor);
+  }
+};
+
+template <typename V, DType kType>
+struct FloatRow {
+  static constexpr CombineFn add = combine<V, V, V, element::Sum>;
+  static constexpr ReduceKernels sum = plain(kType, add);
+  static constexpr ReduceKernels premul_sum = plain(kType, add, nullptr, scale<V, V>);
+  static constexpr ReduceKernels avg = plain(kType, add, finish<true, V, V>);
+  static constexpr ReduceKernels product = plain(kType, combine<V, V, V, element::Product>);
+  static constexpr ReduceKernels min = plain(kType, combine<V, V, V, element::Min>);
+  static constexpr ReduceKernels max = plain(kType, combine<V, V, V, element::Max>);
+
+  static constexpr void add_to(ReduceTable& table) {
+    set(table, ReduceOp::sum, sum);
+    set(table, ReduceOp::premul_sum, premul_sum);
+    set(table, ReduceOp::avg, avg);
+    set(table, ReduceOp::product, product);
+    set(table, ReduceOp::min, min);
+    set(table, ReduceOp::max, max);
+  }
+};
+
+// Held in float32 and rounded at the end. MIN and MAX select an operand and stay in the type.
+template <typename V, DType kType, bool kFusedSum>
+struct NarrowFloatRow {
+  static constexpr FinishFn round = finish<false, V, float>;
+  static constexpr ReduceKernels sum_with(FinishFn finish_fn, ScaleFn scale_fn = nullptr) {
+    if constexpr (kFusedSum) {
+      return fused<V, float, element::Sum>(kType, DType::float32, finish_fn, scale_fn);
+    } else {
+      return widened<V, float, element::Sum>(kType, DType::float32, finish_fn, scale_fn);
+    }
+  }
+  static constexpr ReduceKernels sum = sum_with(round);
+  static constexpr ReduceKernels premul_sum = sum_with(round, scale<V, float>);
+  static constexpr ReduceKernels avg = sum_with(finish<true, V, float>);
+  static constexpr ReduceKernels product =
+      widened<V, float, element::Product>(kType, DType::float32, round, nullptr);
+  static constexpr ReduceKernels min = plain(kType, combine<V, V, V, element::Min>);
+  static constexpr ReduceKernels max = plain(kType, combine<V, V, V, element::Max>);
+
+  static constexpr void add_to(ReduceTable& table) {
+    set(table, ReduceOp::sum, sum);
+    set(table, ReduceOp::premul_sum, premul_sum);
+    set(table, ReduceOp::avg, avg);
+    set(table, ReduceOp::product, product);
+    set(table, ReduceOp::min, min);
+    set(table, ReduceOp::max, max);
+  }
+};
+
+template <typename Part, DType kType>
+struct ComplexRow {
+  static constexpr CombineFn add = combine_parts<combine<Part, Part, Part, element::Sum>, 2>;
+  static constexpr ReduceKernels sum = plain(kType, add);
+  static constexpr ReduceKernels premul_sum =
+      plain(kType, add, nullptr, scale_parts<scale<Part, Part>, 2>);
+  static constexpr ReduceKernels avg = plain(kType, add, finish_parts<finish<true, Part, Part>, 2>);
+
+  static constexpr void add_to(ReduceTable& table) {
+    set(table, ReduceOp::sum, sum);
+    set(table, ReduceOp::premul_sum, premul_sum);
+    set(table, ReduceOp::avg, avg);
   }
 };
 
@@ -141,11 +187,21 @@ constexpr ReduceTable table_of() {
 }
 
 constexpr ReduceTable make_reduce_table() {
-  return table_of<Row<int8_t, DType::int8>, Row<int16_t, DType::int16>, Row<int32_t, DType::int32>,
-                  Row<int64_t, DType::int64>, Row<uint8_t, DType::uint8>,
-                  Row<float, DType::float32>, Row<double, DType::float64>,
-                  Row<Float16, DType::float16, float, DType::float32>,
-                  Row<BFloat16, DType::bfloat16, float, DType::float32>>();
+  return table_of<BoolRow<DType::bool8>,  //
+                  IntegerRow<int8_t, DType::int8, uint8_t, int32_t, DType::int32>,
+                  IntegerRow<int16_t, DType::int16, uint16_t, int32_t, DType::int32>,
+                  IntegerRow<int32_t, DType::int32, uint32_t, int64_t, DType::int64>,
+                  IntegerRow<int64_t, DType::int64, uint64_t>,
+                  IntegerRow<uint8_t, DType::uint8, uint8_t, uint32_t, DType::uint32>,
+                  IntegerRow<uint16_t, DType::uint16, uint16_t, uint32_t, DType::uint32>,
+                  IntegerRow<uint32_t, DType::uint32, uint32_t, uint64_t, DType::uint64>,
+                  IntegerRow<uint64_t, DType::uint64, uint64_t>,  //
+                  FloatRow<float, DType::float32>, FloatRow<double, DType::float64>,
+                  NarrowFloatRow<Float16, DType::float16, true>,
+                  NarrowFloatRow<BFloat16, DType::bfloat16, true>,
+                  NarrowFloatRow<Float8E4M3, DType::float8_e4m3fn, false>,
+                  NarrowFloatRow<Float8E5M2, DType::float8_e5m2, false>,
+                  ComplexRow<float, DType::complex64>, ComplexRow<double, DType::complex128>>();
 }
 
 }  // namespace
