@@ -34,7 +34,7 @@ NO_TORCH = """
 pycoll builds against the torch that is installed, and none can be imported here.
 (A plain `pip install` builds in an isolated environment, which hides the installed torch.)
 
-  With torch installed:     pip install -U setuptools cmake ninja pybind11
+  With torch installed:     pip install -U "setuptools>=77,<82" cmake ninja pybind11
                             pip install --no-build-isolation .
   Without torch (the core): PYCOLL_TORCH=0 pip install .
 """
@@ -49,7 +49,7 @@ pycoll needs a C++20 compiler and found none (looked for: {looked_for}).
 OLD_SETUPTOOLS = """
 pycoll needs setuptools 77 or newer to build, and this is {version}.
 
-  pip install --upgrade "setuptools>=77"
+  pip install --upgrade "setuptools>=77,<82"     (torch 2.11 and 2.12 refuse newer ones)
 """
 
 NO_TOOLS = """

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,30 +48,39 @@ def run_scripts(
         f"import sys, {function.__module__} as tests\n"
         f"tests.{function.__name__}(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])"
     )
-    here = str(Path(__file__).parent)
     with tempfile.TemporaryDirectory(prefix="pycoll-scripts-") as directory:
-        files = [Path(directory) / f".{rank}.{kind}" for rank in range(world_size) for kind in "oe"]
-        variables = {**os.environ, "OMP_NUM_THREADS": "1", **env}
+        commands = [
+            [sys.executable, "-c", code, str(rank), str(world_size), directory, *args]
+            for rank in range(world_size)
+        ]
+        return run_commands(commands, timeout, {"OMP_NUM_THREADS": "1", **env})
+
+
+def run_commands(
+    commands: Sequence[Sequence[str | Path]],
+    timeout: float,
+    env: Mapping[str, str],
+    cwd: Path = Path(__file__).parent,
+) -> list[Ended]:
+    """Runs them at the same time, with these variables besides ours; their index is the rank."""
+    ranks = range(len(commands))
+    with tempfile.TemporaryDirectory(prefix="pycoll-scripts-") as directory:
+        files = [[Path(directory) / f"{rank}.{kind}" for kind in "oe"] for rank in ranks]
         processes = []
-        for rank in range(world_size):
-            command = [sys.executable, "-c", code, str(rank), str(world_size), directory, *args]
-            out, err = files[2 * rank : 2 * rank + 2]
+        for command, (out, err) in zip(commands, files, strict=True):
             with out.open("wb") as stdout, err.open("wb") as stderr:
                 processes.append(
                     subprocess.Popen(
                         command,
                         stdout=stdout,
                         stderr=stderr,
-                        env=variables,
-                        cwd=here,
+                        env={**os.environ, **env},
+                        cwd=cwd,
                         start_new_session=True,
                     )
                 )
         codes = _wait(processes, time.monotonic() + timeout)
-        return [
-            Ended(rank, codes[rank], *(f.read_text() for f in files[2 * rank : 2 * rank + 2]))
-            for rank in range(world_size)
-        ]
+        return [Ended(r, codes[r], *(file.read_text() for file in files[r])) for r in ranks]
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], deadline: float) -> list[int | None]:

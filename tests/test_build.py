@@ -2,42 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import pycoll
+from helpers_build import ROOT, copy_sources, run
 
-ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = Path(pycoll.__file__).parent
-SOURCES = [
-    "CMakeLists.txt",
-    "LICENSE",
-    "README.md",
-    "_pycoll_autoload.py",
-    "cmake",
-    "csrc",
-    "pycoll",
-    "pyproject.toml",
-    "setup.py",
-]
 
 
 @pytest.fixture
 def source(tmp_path) -> Path:
-    """A copy of the sources without anything that was built: as in a fresh clone."""
-    ignore = shutil.ignore_patterns("*.so", "__pycache__", "build", "*.egg-info")
     copy = tmp_path / "source"
-    copy.mkdir()
-    for name in SOURCES:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, copy / name, ignore=ignore)
-        else:
-            shutil.copy(ROOT / name, copy / name)
+    copy_sources(copy)
     return copy
 
 
@@ -48,19 +28,6 @@ def installed_copy(tmp_path) -> Path:
     shutil.copytree(PACKAGE, copy / "pycoll", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "_pycoll_autoload.py", copy)
     return copy
-
-
-def run(command, cwd, timeout=120, **env) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        env={**os.environ, **{key: str(value) for key, value in env.items()}},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=timeout,
-        check=False,
-    )
 
 
 def pip_install(source, *arguments, timeout=120, **env):
