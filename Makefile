@@ -1,6 +1,6 @@
 # make demo        trains a transformer on 2 ranks, from nothing: makes .venv, installs torch, builds
 # make test        the gate: lint, then the tests (25 minutes at most on 2 cores)
-# make test-full   all tests
+# make test-full   all tests, with torch 2.11 and 2.14 too (downloads up to 3 GB for each of them)
 # make lint, make format, make bench, make clean
 #
 # PYTHON=/path/python   use that Python and its torch as they are, instead of making .venv; only
