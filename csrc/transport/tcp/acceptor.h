@@ -1,0 +1,71 @@
+// The listening socket of a process, and connections that have not shown yet whose they are.
+//
+// Anybody can connect. Until a connection has shown this process's secret it may send one Hello,
+// has a few seconds for it and costs a few hundred bytes; there are never more than some hundred of
+// them, the oldest give way. Strangers are not answered. Everything here runs in the IO thread,
+// except construction.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "transport/tcp/descriptors.h"
+#include "transport/tcp/frame.h"
+#include "transport/tcp/io_thread.h"
+
+namespace pycoll::tcp {
+
+// A link whose connections are all there.
+struct Accepted {
+  Hello hello;
+  std::vector<Socket> sockets;
+};
+
+struct AcceptorIdentity {
+  Id process{};
+  Id secret{};
+};
+
+class Acceptor final : public IoHandler, public std::enable_shared_from_this<Acceptor> {
+ public:
+  // Throws Error(system) when nothing can be listened on.
+  Acceptor(const AcceptorIdentity& identity, std::shared_ptr<Descriptors> table, IoThread& io,
+           std::function<void(Accepted)> on_link);
+  void start();
+
+  uint16_t port() const { return port_; }
+  void on_events(uint32_t events) override;
+  // When it wants to be called again.
+  Nanoseconds tick(Clock::time_point now);
+
+ private:
+  class Handshake;
+  struct Forming {
+    Hello hello;
+    std::vector<Socket> sockets;
+    Clock::time_point until{};
+  };
+  using FormingKey = std::pair<Id, Id>;  // process, link
+
+  void accept_one(int fd);
+  // A hello came; false when it is a stranger's.
+  bool admit(const Hello& hello, Socket& socket);
+  void drop(const Handshake* handshake);
+
+  const AcceptorIdentity identity_;
+  const std::shared_ptr<Descriptors> table_;
+  IoThread& io_;
+  const std::function<void(Accepted)> on_link_;
+  Socket socket_;
+  uint16_t port_ = 0;
+  uint64_t registration_ = 0;
+  bool pausing_ = false;                               // out of descriptors
+  std::deque<std::shared_ptr<Handshake>> unfinished_;  // the oldest first
+  std::map<FormingKey, Forming> forming_;
+};
+
+}  // namespace pycoll::tcp

@@ -1,0 +1,69 @@
+// What the sessions of one rank's group share: its doorbell, its current call, the first abort.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "core/clock.h"
+#include "transport/call.h"
+#include "transport/shm/doorbell.h"
+
+namespace pycoll::tcp {
+
+class Board {
+ public:
+  // Any thread.
+  void ring() {
+    if (has_waker_.load(std::memory_order_acquire)) {
+      const std::lock_guard lock(mutex_);
+      if (waker_) return waker_();
+    }
+    shm::wake_if_sleeping(sleeping_);
+  }
+  // An empty one takes it away; none is called after that.
+  void set_waker(std::function<void()> waker) {
+    const std::lock_guard lock(mutex_);
+    waker_ = std::move(waker);
+    has_waker_.store(true, std::memory_order_release);
+  }
+  void prepare_sleep() { shm::prepare_sleep(sleeping_); }
+  void sleep(Nanoseconds at_most) { shm::sleep(sleeping_, at_most); }
+  void cancel_sleep() { shm::cancel_sleep(sleeping_); }
+
+  void announce(const CallHeader& call) {
+    const std::lock_guard lock(mutex_);
+    call_ = call;
+  }
+  std::optional<CallHeader> call() const {
+    const std::lock_guard lock(mutex_);
+    return call_;
+  }
+
+  void note_abort(const std::string& reason) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!abort_) abort_ = reason;
+      aborted_.store(true, std::memory_order_release);
+    }
+    ring();
+  }
+  std::optional<std::string> peer_abort() const {
+    if (!aborted_.load(std::memory_order_acquire)) return std::nullopt;
+    const std::lock_guard lock(mutex_);
+    return abort_;
+  }
+
+ private:
+  std::atomic<uint32_t> sleeping_{0};
+  std::atomic<bool> has_waker_{false};
+  std::atomic<bool> aborted_{false};
+  mutable std::mutex mutex_;
+  std::function<void()> waker_;     // guarded by mutex_, like the rest
+  std::optional<CallHeader> call_;  // announced last
+  std::optional<std::string> abort_;
+};
+
+}  // namespace pycoll::tcp

@@ -1,0 +1,240 @@
+// How a group's ranks meet over TCP: a session for each peer, on a link that is there already or is
+// dialed now.
+#include <poll.h>
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "transport/tcp/dial.h"
+#include "transport/tcp/engine.h"
+#include "transport/tcp/tcp_transport.h"
+
+namespace pycoll::tcp {
+namespace {
+
+// Signals are served that often, and links that another thread has dialed are found.
+constexpr Nanoseconds kLongestSleep = std::chrono::milliseconds(20);
+
+// A group while it connects.
+class Meeting {
+ public:
+  Meeting(const ConnectRequest& request, Engine& engine)
+      : request_(request),
+        engine_(engine),
+        board_(std::make_shared<Board>()),
+        mine_(description_of(request.rank)),
+        sessions_(static_cast<size_t>(request.world_size)) {
+    for (int peer = 0; peer < request.world_size; ++peer) {
+      if (serves(peer)) add(peer);
+    }
+  }
+  ~Meeting() {
+    for (Opening& each : openings_) {
+      if (each.dial) engine_.gave_up(each.theirs.process);
+    }
+    if (!done_) engine_.release(sessions_);
+  }
+
+  void run() {
+    while (!openings_.empty()) {
+      if (request_.interrupt) request_.interrupt();
+      for (Opening& each : openings_) {
+        if (each.dials) advance(each);
+      }
+      std::erase_if(openings_, [](const Opening& each) { return each.session->is_open(); });
+      if (openings_.empty()) break;
+      if (request_.deadline.passed()) report_missing();
+      wait();
+    }
+    done_ = true;
+  }
+
+  std::shared_ptr<Board> board() const { return board_; }
+  std::vector<std::shared_ptr<Session>> sessions() const { return sessions_; }
+
+ private:
+  struct Opening {
+    int peer = 0;
+    Description theirs;
+    std::shared_ptr<Session> session;
+    bool dials = false;
+    bool asked = false;
+    std::unique_ptr<Dial> dial;
+    std::string tried;  // what became of the last dial
+  };
+
+  Description description_of(int rank) const {
+    return Description::parse(request_.descriptions[static_cast<size_t>(rank)]);
+  }
+
+  bool serves(int peer) const {
+    if (peer == request_.rank) return false;
+    return request_.serves.empty() || request_.serves[static_cast<size_t>(peer)];
+  }
+
+  void add(int peer) {
+    Opening opening;
+    opening.peer = peer;
+    opening.theirs = description_of(peer);
+    if (!opening.theirs.is_valid()) {
+      fail(ErrorKind::peer_failed, "rank ", peer, " offers no TCP address");
+    }
+    const SessionKey key{request_.job_key, request_.rank, peer};
+    opening.session =
+        std::make_shared<Session>(key, engine_.next_number(), request_.geometry, board_);
+    sessions_[static_cast<size_t>(peer)] = opening.session;
+    const Id& own = engine_.process();
+    opening.dials =
+        own == opening.theirs.process ? request_.rank > peer : own > opening.theirs.process;
+    if (!opening.dials) engine_.expect(opening.session);
+    openings_.push_back(std::move(opening));
+  }
+
+  void advance(Opening& each) {
+    // The peer may have dropped the link while we asked over it.
+    if (each.session->take_refusal()) each.asked = false;
+    if (!each.asked) each.asked = engine_.ask(each.session, each.theirs.process);
+    if (each.asked) return;
+    if (!each.dial && engine_.claim_dial(each.theirs.process)) {
+      each.dial = std::make_unique<Dial>(mine_, each.theirs, engine_.table());
+    }
+    if (!each.dial || !each.dial->advance(Clock::now())) return;
+    each.tried = each.dial->report();
+    const auto heartbeat = std::chrono::milliseconds(each.theirs.heartbeat_ms);
+    engine_.dialed(each.theirs.process, heartbeat, each.dial->take());
+    each.dial.reset();
+    each.asked = engine_.ask(each.session, each.theirs.process);
+  }
+
+  void wait() {
+    Nanoseconds patience = std::min(kLongestSleep, request_.deadline.remaining());
+    std::vector<pollfd> entries;
+    for (const Opening& each : openings_) {
+      if (!each.dial) continue;
+      each.dial->add_to(entries);
+      patience = std::min<Nanoseconds>(patience, each.dial->due() - Clock::now());
+    }
+    patience = std::max<Nanoseconds>(patience, std::chrono::microseconds(500));
+    if (entries.empty()) {
+      board_->prepare_sleep();
+      const auto is_open = [](const Opening& each) { return each.session->is_open(); };
+      if (std::any_of(openings_.begin(), openings_.end(), is_open)) return board_->cancel_sleep();
+      return board_->sleep(patience);
+    }
+    const auto ms = std::chrono::ceil<std::chrono::milliseconds>(patience).count();
+    ::poll(entries.data(), entries.size(), static_cast<int>(ms));
+  }
+
+  [[noreturn]] void report_missing() const {
+    std::string text;
+    for (const Opening& each : openings_) {
+      text += concat(text.empty() ? "" : " | ", "rank ", each.peer, ": ");
+      if (each.asked) {
+        text += "connected, but it has not joined this group";
+      } else if (each.dial) {
+        text += concat("tried ", each.dial->report());
+      } else if (each.dials) {
+        text += "another group of this process was dialing it in vain";
+      } else {
+        text += concat("it did not connect to any of ", own_addresses());
+      }
+    }
+    fail(ErrorKind::timed_out, "rank ", request_.rank, " of ", request_.world_size,
+         " waited in vain to connect over TCP. ", text,
+         ". Are those processes running, and can the hosts reach each other on these addresses? "
+         "PYCOLL_SOCKET_IFNAME chooses the interface, PYCOLL_CONNECT_TIMEOUT sets the limit");
+  }
+
+  std::string own_addresses() const {
+    std::string text;
+    for (const InterfaceAddress& each : mine_.addresses) {
+      text += concat(text.empty() ? "" : ", ", each.address.to_string(), " (interface ",
+                     each.interface, ")");
+    }
+    return text;
+  }
+
+  const ConnectRequest& request_;
+  Engine& engine_;
+  std::shared_ptr<Board> board_;
+  Description mine_;
+  std::vector<std::shared_ptr<Session>> sessions_;
+  std::vector<Opening> openings_;  // those that are not open yet
+  bool done_ = false;
+};
+
+}  // namespace
+
+TcpConnector::TcpConnector() : table_(std::make_shared<Descriptors>()) {}
+
+TcpConnector::~TcpConnector() = default;
+
+std::shared_ptr<Engine> TcpConnector::engine() {
+  const std::lock_guard lock(mutex_);
+  if (!engine_) engine_ = std::make_shared<Engine>(table_);
+  return engine_;
+}
+
+std::string TcpConnector::describe(const Config& config) {
+  // First: a wrong interface is an error before anything is opened.
+  std::vector<InterfaceAddress> addresses = choose_addresses(config.socket_ifname, "");
+  const auto engine = this->engine();
+  Description description;
+  description.process = engine->process();
+  description.secret = engine->secret();
+  description.host = network_identity();
+  description.interfaces = config.socket_ifname;
+  description.connections = static_cast<uint32_t>(config.tcp_connections);
+  description.heartbeat_ms = static_cast<uint32_t>(config.heartbeat * 1000);
+  for (InterfaceAddress& each : addresses) {
+    each.address = each.address.with_port(engine->port());
+    description.addresses.push_back(std::move(each));
+  }
+  return description.to_text();
+}
+
+std::string TcpConnector::why_not(const std::string& description, const std::string& other) {
+  const Description a = Description::parse(description);
+  const Description b = Description::parse(other);
+  if (!a.is_valid() || !b.is_valid()) return "a rank offers no TCP address";
+  const auto reachable = [](const Description& from, const Description& to) {
+    return from.host == to.host ||
+           std::any_of(to.addresses.begin(), to.addresses.end(), [&](const auto& address) {
+             return !address.address.is_loopback() &&
+                    std::any_of(from.addresses.begin(), from.addresses.end(), [&](const auto& own) {
+                      return own.address.family() == address.address.family() &&
+                             !own.address.is_loopback();
+                    });
+           });
+  };
+  if (reachable(a, b) && reachable(b, a)) return "";
+  return "they run on different hosts and have no addresses of one family but loopback "
+         "(PYCOLL_SOCKET_IFNAME chooses the interface)";
+}
+
+std::unique_ptr<Transport> TcpConnector::connect(const ConnectRequest& request) {
+  const auto engine = this->engine();
+  Meeting meeting(request, *engine);
+  meeting.run();
+  return std::make_unique<TcpTransport>(engine, meeting.board(), meeting.sessions());
+}
+
+void TcpConnector::before_fork() {
+  mutex_.lock();
+  table_->before_fork();
+}
+
+void TcpConnector::after_fork_parent() {
+  table_->after_fork_parent();
+  mutex_.unlock();
+}
+
+void TcpConnector::after_fork_child() {
+  table_->after_fork_child();
+  // The engine's thread and its state are the parent's: this copy is left as it is, for ever.
+  if (engine_) new std::shared_ptr<Engine>(std::move(engine_));
+  table_ = std::make_shared<Descriptors>();
+  mutex_.unlock();
+}
+
+}  // namespace pycoll::tcp

@@ -1,0 +1,32 @@
+#include "transport/tcp/descriptors.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+
+namespace pycoll::tcp {
+
+int Descriptors::open(const std::function<int()>& make) {
+  const std::lock_guard lock(mutex_);
+  const int fd = make();
+  if (fd >= 0) {
+    const int saved = errno;
+    open_.insert(fd);
+    errno = saved;
+  }
+  return fd;
+}
+
+void Descriptors::close(int fd) {
+  const std::lock_guard lock(mutex_);
+  open_.erase(fd);
+  ::close(fd);
+}
+
+void Descriptors::after_fork_child() {
+  for (const int fd : open_) ::close(fd);
+  open_.clear();
+  mutex_.unlock();
+}
+
+}  // namespace pycoll::tcp
