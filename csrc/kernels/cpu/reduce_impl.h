@@ -139,16 +139,16 @@ struct FloatRow {
 template <typename V, DType kType, bool kFusedSum>
 struct NarrowFloatRow {
   static constexpr FinishFn round = finish<false, V, float>;
-  static constexpr ReduceKernels sum_with(FinishFn finish_fn, ScaleFn scale_fn = nullptr) {
+  static constexpr ReduceKernels sum_with(FinishFn finish_fn, ScaleFn scale_fn) {
     if constexpr (kFusedSum) {
       return fused<V, float, element::Sum>(kType, DType::float32, finish_fn, scale_fn);
     } else {
       return widened<V, float, element::Sum>(kType, DType::float32, finish_fn, scale_fn);
     }
   }
-  static constexpr ReduceKernels sum = sum_with(round);
+  static constexpr ReduceKernels sum = sum_with(round, nullptr);
   static constexpr ReduceKernels premul_sum = sum_with(round, scale<V, float>);
-  static constexpr ReduceKernels avg = sum_with(finish<true, V, float>);
+  static constexpr ReduceKernels avg = sum_with(finish<true, V, float>, nullptr);
   static constexpr ReduceKernels product =
       widened<V, float, element::Product>(kType, DType::float32, round, nullptr);
   static constexpr ReduceKernels min = plain(kType, combine<V, V, V, element::Min>);
