@@ -186,11 +186,30 @@ void Communicator::begin(CollectiveOperation& operation) {
   // A late call on a group that a peer has given up must not succeed by what was published before.
   if (const auto text = transport_->peer_abort()) fail(ErrorKind::aborted, *text);
   transport_->announce(operation.call());
+  scale_input(operation);
   executor_.start(operation.input_);
   begun_ = true;
   moved_cpu_ = false;
   inquired_ = false;
   operation.started_ = Clock::now();
+}
+
+// premul_sum: the sum of scaled inputs. Each rank has a factor of its own, so the scaled input
+// exists on this rank only: in place where the result goes there anyway, else in a copy.
+void Communicator::scale_input(CollectiveOperation& operation) {
+  ExecutorInput& in = operation.input_;
+  if (in.kernels == nullptr || in.kernels->scale == nullptr) return;
+  const size_t element = size_of(in.call.dtype);
+  const bool in_place = in.input.blocks.size() == 1 && in.output.blocks.size() == 1 &&
+                        in.input.blocks[0].data == in.output.blocks[0].data;
+  if (!in_place) operation.scaled_.resize(in.input.count() * element);
+  std::byte* to = operation.scaled_.data();
+  for (Block& block : in.input.blocks) {
+    std::byte* scaled = in_place ? block.data : to;
+    in.kernels->scale(scaled, block.data, block.count, operation.premul_factor_);
+    block.data = scaled;
+    to += block.count * element;
+  }
 }
 
 // One look at everything. True when something moved.

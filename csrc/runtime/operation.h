@@ -104,7 +104,8 @@ class CollectiveOperation final : public Operation {
   CollectiveOperation(CallRequest request, const CallHeader& header, const Program& program,
                       const ReduceKernels* kernels, Nanoseconds timeout)
       : Operation(std::move(request), timeout),
-        input_{&program, kernels, header, std::move(request.input), std::move(request.output)} {}
+        input_{&program, kernels, header, std::move(request.input), std::move(request.output)},
+        premul_factor_(request.premul_factor) {}
 
   std::string describe() const override { return to_string(input_.call); }
   uint64_t sequence() const override { return input_.call.sequence; }
@@ -113,6 +114,8 @@ class CollectiveOperation final : public Operation {
  private:
   friend class Communicator;
   ExecutorInput input_;
+  double premul_factor_;
+  std::vector<std::byte> scaled_;  // premul_sum: this rank's input times the factor
 };
 
 class MessageOperation final : public Operation {
