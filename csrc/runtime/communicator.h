@@ -109,6 +109,7 @@ class Communicator {
   void drive(Lock& lock, const Interrupt& interrupt);
   void take_up(Lock& lock);
   void begin(CollectiveOperation& operation);
+  void scale_input(CollectiveOperation& operation);
   bool advance();
   bool something_ended() const;
   void run_until_news(const Interrupt& interrupt);
