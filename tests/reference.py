@@ -1,7 +1,8 @@
 """Data for collectives, and what NumPy says the result must be.
 
-References compute in float64 (integers: modulo 2^64) and round once; where the data are small
-integers the result must be equal, elsewhere within the bound that float32 accumulation allows.
+References compute in float64 (integers: modulo 2^64; bools: by counting) and round once; where the
+data are small integers the result must be equal, elsewhere within the bound that float32
+accumulation allows.
 """
 
 from __future__ import annotations
@@ -22,6 +23,13 @@ ALGORITHMS = {c: [a.name for a in _core.algorithms(c)] for c in _core.collective
 REDUCIBLE = ["float32", "float64", "float16", "bfloat16", "int32", "int64"]
 MOVABLE = [*REDUCIBLE, "bool", "int8", "uint8", "int16", "uint16", "uint32", "uint64"]
 OPS = ["sum", "avg", "product", "min", "max"]
+# Every pair of dtype and operation, PREMUL_SUM aside: it needs a factor.
+REDUCTIONS = [
+    (dtype, op)
+    for dtype in _core.dtypes()
+    for op in [*OPS, "band", "bor", "bxor"]
+    if not _core.why_not_reducible(dtype, op)
+]
 # 64 float32 a message and 1024 a window: hundreds of elements cross many slice boundaries.
 SMALL_SLICES = {"PYCOLL_SLOT_BYTES": 256, "PYCOLL_WINDOW_BYTES": 4096, "PYCOLL_FIFO_DEPTH": 2}
 LARGEST = 1_000_000
@@ -33,7 +41,7 @@ GUARD = 0xA5
 
 
 def dtype_of(name: str) -> np.dtype:
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 @functools.cache
@@ -48,7 +56,14 @@ def table(rank: int, dtype: str, kind: str, size: int) -> Array:
         values = rng.integers(1, 4, size) * rng.choice([-1, 1], size)
     else:
         values = rng.normal(size=size) * 10.0 ** rng.integers(-2, 2, size)
-    array: Array = values.astype(np.float64).astype(dtype_of(dtype))
+    target = dtype_of(dtype)
+    if target.kind == "b":
+        return rng.integers(0, 4, size) > 0
+    if target.kind == "c":
+        values = values + 1j * rng.integers(-60, 60, size)
+    elif target.kind not in "iu":
+        values = values.astype(np.float64)
+    array: Array = values.astype(target)
     return array
 
 
@@ -61,22 +76,49 @@ def data(rank: int, dtype: str, op: str, n: int, kind: str | None = None) -> Arr
     return table(rank, dtype, kind, size)[:n]
 
 
+def counted(parts: list[Array], op: str) -> Array:
+    """Of bools: SUM is OR, AVG the truncated mean of ones and zeros."""
+    trues, world_size = np.sum(parts, 0, np.int64), len(parts)
+    if op == "bxor":
+        return trues % 2 == 1
+    return trues > 0 if op in ("sum", "max", "bor") else trues // world_size == 1
+
+
 def exact(parts: list[Array], op: str) -> Array:
-    """The reduction in float64, or in wrapping int64, not yet rounded to the dtype."""
-    integer = parts[0].dtype.kind == "i"
-    stack = np.stack([part.astype(np.int64 if integer else np.float64) for part in parts])
+    """The reduction in float64, or in wrapping 64-bit integers, not yet rounded to the dtype."""
+    kind = parts[0].dtype.kind
+    if kind == "b":
+        return counted(parts, op)
+    if kind == "c":
+        return exact([p.real for p in parts], op) + 1j * exact([p.imag for p in parts], op)
+    wide = {"i": np.int64, "u": np.uint64}.get(kind, np.float64)
+    stack = np.stack([part.astype(wide) for part in parts])
     if op == "avg":
         total = stack.sum(0)
-        # Integers: toward zero.
-        return np.sign(total) * (np.abs(total) // len(parts)) if integer else total / len(parts)
-    function = {"sum": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum}[op]
+        if kind in "iu":  # Toward zero.
+            quotient = np.abs(total) // wide(len(parts))
+            return quotient if kind == "u" else np.sign(total) * quotient
+        return total / len(parts)
+    function = {
+        "sum": np.add,
+        "product": np.multiply,
+        "min": np.minimum,
+        "max": np.maximum,
+        "band": np.bitwise_and,
+        "bor": np.bitwise_or,
+        "bxor": np.bitwise_xor,
+    }[op]
     result: Array = function.reduce(stack, 0)
     return result
 
 
 def reduced(parts: list[Array], op: str) -> Array:
+    dtype = parts[0].dtype
     with np.errstate(over="ignore"):
-        return exact(parts, op).astype(parts[0].dtype)
+        result = exact(parts, op)
+        if dtype.name == "float8_e4m3fn":  # It saturates.
+            result = np.clip(result, -448, 448)
+        return result.astype(dtype)
 
 
 class Guarded:

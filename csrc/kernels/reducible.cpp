@@ -51,7 +51,9 @@ std::string names_of(unsigned ops) {
   std::string names;
   for (unsigned i = 0; i < static_cast<unsigned>(ReduceOp::kCount); ++i) {
     const auto op = static_cast<ReduceOp>(i);
-    if ((ops & bit(op)) != 0) names += (names.empty() ? "" : ", ") + upper(name_of(op));
+    if ((ops & bit(op)) == 0) continue;
+    if (!names.empty()) names += ", ";
+    names += upper(name_of(op));
   }
   return names;
 }
