@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "program/program.h"
 
@@ -16,6 +17,8 @@ struct ProgramRequest {
   int32_t rank = 0;
   int32_t world_size = 1;
   int32_t root = 0;
+  // The host of each rank, numbered by first appearance (0, 0, 1, 0, 2, ...); empty: all on one.
+  std::vector<int32_t> hosts;
 };
 
 struct Algorithm {

@@ -21,8 +21,8 @@ inline Ref window(int32_t chunk) {
   return {Space::window, chunk};
 }
 
-// `rank + offset` on a ring of `world_size`, for offset >= -world_size.
-inline int32_t ring_rank(const ProgramRequest& request, int32_t offset) {
+// `rank + offset` modulo world_size, for offset >= -world_size: where hosts do not matter.
+inline int32_t rank_at(const ProgramRequest& request, int32_t offset) {
   return (request.rank + offset + request.world_size) % request.world_size;
 }
 
@@ -36,15 +36,36 @@ inline std::vector<int32_t> everybody(int32_t world_size) {
 Program build_all_reduce_ring(const ProgramRequest& request);
 Program build_all_reduce_tree(const ProgramRequest& request);
 Program build_all_reduce_recursive_doubling(const ProgramRequest& request);
+Program build_all_reduce_halving_doubling(const ProgramRequest& request);
+Program build_all_reduce_hierarchical(const ProgramRequest& request);
 Program build_all_reduce_one_shot(const ProgramRequest& request);
 Program build_all_reduce_two_shot(const ProgramRequest& request);
 Program build_all_gather_ring(const ProgramRequest& request);
+Program build_all_gather_recursive_doubling(const ProgramRequest& request);
+Program build_all_gather_direct(const ProgramRequest& request);
 Program build_all_gather_one_shot(const ProgramRequest& request);
 Program build_reduce_scatter_ring(const ProgramRequest& request);
+Program build_reduce_scatter_recursive_halving(const ProgramRequest& request);
+Program build_reduce_scatter_direct(const ProgramRequest& request);
 Program build_reduce_scatter_one_shot(const ProgramRequest& request);
 Program build_broadcast_tree(const ProgramRequest& request);
+Program build_broadcast_ring(const ProgramRequest& request);
+Program build_broadcast_direct(const ProgramRequest& request);
 Program build_broadcast_one_shot(const ProgramRequest& request);
+Program build_reduce_tree(const ProgramRequest& request);
+Program build_reduce_ring(const ProgramRequest& request);
+Program build_reduce_direct(const ProgramRequest& request);
+Program build_reduce_one_shot(const ProgramRequest& request);
+Program build_gather_direct(const ProgramRequest& request);
+Program build_gather_ring(const ProgramRequest& request);
+Program build_gather_one_shot(const ProgramRequest& request);
+Program build_scatter_direct(const ProgramRequest& request);
+Program build_scatter_ring(const ProgramRequest& request);
+Program build_scatter_one_shot(const ProgramRequest& request);
+Program build_all_to_all_direct(const ProgramRequest& request);
 Program build_barrier_recursive_doubling(const ProgramRequest& request);
+Program build_barrier_ring(const ProgramRequest& request);
+Program build_barrier_direct(const ProgramRequest& request);
 Program build_barrier_one_shot(const ProgramRequest& request);
 
 }  // namespace pycoll

@@ -1,6 +1,7 @@
 #include "program/check.h"
 
 #include <array>
+#include <random>
 #include <unordered_set>
 
 #include "core/error.h"
@@ -46,6 +47,7 @@ void check_headers(std::span<const Program> programs) {
     require(program.collective == first.collective, "another collective than rank 0's");
     require(program.root == first.root, "another root than rank 0's");
     require(program.order == first.order, "promises another order than rank 0's");
+    require(program.ring == first.ring, "another ring than rank 0's");
     require(program.channels == first.channels, "another number of channels than rank 0's");
     require(
         program.input_chunks == first.input_chunks && program.output_chunks == first.output_chunks,
@@ -69,14 +71,15 @@ class Verifier {
   Verifier(std::span<const Program> programs, Interpreter<Symbols>& run, Symbols& symbols)
       : programs_(programs), run_(run), symbols_(symbols) {}
 
-  void verify(int32_t rounds) {
+  void verify() {
     const Program& first = programs_.front();
+    const CollectiveTraits& traits = traits_of(first.collective);
     if (first.collective == Collective::barrier) return;
-    const bool cuts_alike = first.input_chunks == first.output_chunks;
     for (int32_t chunk = 0; chunk < first.output_chunks; ++chunk) {
-      const int32_t chunk_rounds = cuts_alike ? run_.rounds_of(chunk) : rounds;
       for (const Program& program : programs_) {
-        for (int32_t round = 0; round < chunk_rounds; ++round) one(program, round, chunk);
+        if (traits.output_at_root && program.rank != program.root) continue;
+        const int32_t rounds = run_.rounds_of(length_class(program, Ref{Space::output, chunk}));
+        for (int32_t round = 0; round < rounds; ++round) one(program, round, chunk);
       }
     }
   }
@@ -95,9 +98,20 @@ class Verifier {
     }
   }
 
+  // Which input chunk an output chunk is made from, and of which rank where nothing is reduced.
+  struct Origin {
+    int32_t rank;
+    int32_t input_chunk;
+  };
+  static Origin origin(const Program& program, int32_t chunk) {
+    const CollectiveTraits& traits = traits_of(program.collective);
+    const int32_t rank = traits.output == Parts::world ? chunk : program.root;
+    if (traits.input == Parts::alike) return {rank, chunk};
+    return {rank, traits.input == Parts::one ? 0 : program.rank};
+  }
+
   void sum(const Program& program, const Cell<Expressions::Id>& cell, int32_t chunk) {
-    const bool scattered = program.collective == Collective::reduce_scatter;
-    const int32_t input_chunk = scattered ? program.rank : chunk;
+    const int32_t input_chunk = origin(program, chunk).input_chunk;
     const Expressions::Id id = cell.datum.value;
     if (program.world_size > 1 && cell.datum.form != Form::finished) {
       fault(CheckKind::wrong_result, cell, chunk, "it was never finished");
@@ -108,7 +122,7 @@ class Verifier {
         fault(CheckKind::wrong_result, cell, chunk, *why);
       }
       if (program.world_size > 1) {
-        const auto why = symbols_.expressions.not_in_order(id, program.order, program.world_size);
+        const auto why = symbols_.expressions.not_in_order(id, program.order, program.ring);
         if (why) fault(CheckKind::wrong_order, cell, chunk, *why);
       }
       proved_.insert(id);
@@ -126,9 +140,7 @@ class Verifier {
   }
 
   void moved(const Program& program, const Cell<Expressions::Id>& cell, int32_t chunk) {
-    const bool gathered = program.collective == Collective::all_gather;
-    const int32_t owner = gathered ? chunk : program.root;
-    const int32_t input_chunk = gathered ? 0 : chunk;
+    const auto [owner, input_chunk] = origin(program, chunk);
     if (cell.datum.value == symbols_.input(owner, input_chunk)) return;
     fault(CheckKind::wrong_result, cell, chunk,
           concat("it must be chunk ", input_chunk, " of rank ", owner));
@@ -152,7 +164,49 @@ class Verifier {
 void prove(std::span<const Program> programs, const RunOptions& options, Symbols& symbols) {
   Interpreter<Symbols> run(programs, options, symbols);
   run.run();
-  Verifier(programs, run, symbols).verify(options.rounds);
+  Verifier(programs, run, symbols).verify();
+}
+
+// As chunks of a real vector: the last ones are shorter than the first.
+std::vector<int32_t> shrinking_lengths(int32_t chunks, int32_t rounds) {
+  std::vector<int32_t> lengths(static_cast<size_t>(chunks), rounds);
+  const int32_t middle = chunks / 2;
+  for (int32_t chunk = middle; chunk < chunks; ++chunk) {
+    lengths[static_cast<size_t>(chunk)] = chunk == middle ? (rounds + 1) / 2 : 1;
+  }
+  return lengths;
+}
+
+std::vector<int32_t> random_lengths(int32_t classes, int32_t rounds, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<int32_t> lengths(static_cast<size_t>(classes));
+  for (int32_t& length : lengths) {
+    length = static_cast<int32_t>(random() % static_cast<uint64_t>(rounds + 1));
+  }
+  lengths[random() % lengths.size()] = rounds;
+  return lengths;
+}
+
+// The lengths to prove the Programs for, beside equal ones.
+std::vector<std::vector<int32_t>> other_lengths(const Program& program,
+                                                const CheckOptions& options) {
+  constexpr uint64_t kDraws = 2;
+  const int32_t classes = length_classes(program);
+  switch (traits_of(program.collective).lengths) {
+    case Lengths::equal:
+      return {};
+    case Lengths::cut:
+      if (classes == 1 || options.rounds == 1) return {};
+      return {shrinking_lengths(classes, options.rounds)};
+    case Lengths::known:
+    case Lengths::pairwise:
+      break;
+  }
+  std::vector<std::vector<int32_t>> all;
+  for (uint64_t draw = 0; draw < kDraws; ++draw) {
+    all.push_back(random_lengths(classes, options.rounds, options.seed * kDraws + draw));
+  }
+  return all;
 }
 
 }  // namespace
@@ -166,14 +220,15 @@ CheckResult check(std::span<const Program> programs, const CheckOptions& options
     fail(ErrorKind::invalid_argument, "depth and rounds must be at least 1, not ", options.depth,
          " and ", options.rounds);
   }
-  RunOptions run{options.depth, options.rounds, options.in_place, false};
+  RunOptions run{options.depth, options.rounds, options.in_place, {}};
   Symbols symbols;
   try {
     check_headers(programs);
     prove(programs, run, symbols);
-    const Program& first = programs.front();
-    run.ragged = first.input_chunks > 1 && first.input_chunks == first.output_chunks;
-    if (run.ragged && options.rounds > 1) prove(programs, run, symbols);
+    for (auto& lengths : other_lengths(programs.front(), options)) {
+      run.lengths = std::move(lengths);
+      prove(programs, run, symbols);
+    }
   } catch (const Fault& fault) {
     return {fault.kind, fault.message};
   }

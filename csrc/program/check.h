@@ -28,6 +28,7 @@ struct CheckOptions {
   int32_t depth = 2;     // slots of every FIFO
   int32_t rounds = 3;    // slices of the longest chunk; 3 reuse both buffers of a window
   bool in_place = true;  // input and output are one memory: the harder case, implies the other
+  uint64_t seed = 0;     // of the lengths that are drawn
 };
 
 struct CheckResult {
@@ -45,7 +46,8 @@ struct CheckResult {
 //     and it is divided and rounded exactly once;
 //   * no cell is read before it is written, or overwritten while an unordered read may still come;
 //   * no rank leaves a barrier before all have come.
-// When there are several chunks and rounds, also for vectors whose last chunks are shorter.
+// When there are several chunks and rounds, also for vectors whose last chunks are shorter, and
+// where blocks may differ in length, also for lengths drawn at random, zero among them.
 // Throws Error(invalid_argument) for depth or rounds below 1; everything else is in the result.
 CheckResult check(std::span<const Program> programs, const CheckOptions& options = {});
 

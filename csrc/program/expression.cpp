@@ -100,28 +100,47 @@ std::optional<std::string> Expressions::not_complete(Id id, int32_t chunk,
   return std::nullopt;
 }
 
-std::optional<std::string> Expressions::not_in_order(Id id, Order order, int32_t world_size) const {
+std::optional<std::string> Expressions::not_in_order(Id id, Order order,
+                                                     std::span<const int32_t> ring) const {
   switch (order) {
     case Order::none:
       return "its Program promises no order for it";
     case Order::rank_order:
-      return not_chain(id, false, world_size);
+      return not_rank_order(id);
     case Order::ring_order:
-      return not_chain(id, true, world_size);
+      return not_ring_order(id, ring);
     case Order::lower_first:
       return not_lower_first(id);
   }
   return "unknown order";
 }
 
-// A chain adds one rank at a time, on the right: from rank 0, or from any rank round the ring.
-std::optional<std::string> Expressions::not_chain(Id id, bool may_wrap, int32_t world_size) const {
+std::optional<std::string> Expressions::not_rank_order(Id id) const {
   const std::vector<int32_t> ranks = ranks_below(id);
-  if (!may_wrap && ranks.front() != 0) return concat("it begins with rank ", ranks.front());
+  if (ranks.front() != 0) return concat("it begins with rank ", ranks.front());
   for (size_t i = 1; i < ranks.size(); ++i) {
-    if (ranks[i] == (ranks[i - 1] + 1) % world_size) continue;
+    if (ranks[i] == ranks[i - 1] + 1) continue;
     return concat("rank ", ranks[i], " comes after rank ", ranks[i - 1]);
   }
+  return not_one_by_one(id);
+}
+
+std::optional<std::string> Expressions::not_ring_order(Id id, std::span<const int32_t> ring) const {
+  const std::vector<int32_t> ranks = ranks_below(id);
+  std::vector<size_t> places(ranks.size());
+  for (size_t place = 0; place < places.size(); ++place) {
+    places[ring.empty() ? place : static_cast<size_t>(ring[place])] = place;
+  }
+  for (size_t i = 1; i < ranks.size(); ++i) {
+    const size_t before = places[static_cast<size_t>(ranks[i - 1])];
+    if (places[static_cast<size_t>(ranks[i])] == (before + 1) % ranks.size()) continue;
+    return concat("rank ", ranks[i], " comes after rank ", ranks[i - 1]);
+  }
+  return not_one_by_one(id);
+}
+
+// A chain adds one rank at a time, on the right.
+std::optional<std::string> Expressions::not_one_by_one(Id id) const {
   for (Id at = id; !is_leaf(at); at = nodes_[at].left) {
     if (!is_leaf(nodes_[at].right)) return "a sum of several ranks is added at once";
   }

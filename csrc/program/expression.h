@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,8 +28,9 @@ class Expressions {
   // Why `id` is not the sum over all ranks of chunk `chunk`, each exactly once; nullopt: it is.
   std::optional<std::string> not_complete(Id id, int32_t chunk, int32_t world_size) const;
 
-  // Why a complete sum is not combined in this order; nullopt: it is.
-  std::optional<std::string> not_in_order(Id id, Order order, int32_t world_size) const;
+  // Why a complete sum is not combined in this order; nullopt: it is. `ring`: as in
+  // Program.
+  std::optional<std::string> not_in_order(Id id, Order order, std::span<const int32_t> ring) const;
 
   // "((0 + 1) + 2)", or "a sum of 300 terms" where that would be long.
   std::string to_string(Id id) const;
@@ -46,7 +48,9 @@ class Expressions {
   void grow();
   bool is_leaf(Id id) const;
   std::vector<int32_t> ranks_below(Id id) const;
-  std::optional<std::string> not_chain(Id id, bool may_wrap, int32_t world_size) const;
+  std::optional<std::string> not_rank_order(Id id) const;
+  std::optional<std::string> not_ring_order(Id id, std::span<const int32_t> ring) const;
+  std::optional<std::string> not_one_by_one(Id id) const;
   std::optional<std::string> not_lower_first(Id id) const;
 
   std::vector<Node> nodes_;

@@ -28,7 +28,8 @@ struct RunOptions {
   int32_t depth = 2;
   int32_t rounds = 1;
   bool in_place = true;  // input and output are the same memory
-  bool ragged = false;   // the last chunks are shorter than the first, as in a real vector
+  // Slices of the chunks of each length class, at most `rounds`; empty: all have `rounds`.
+  std::vector<int32_t> lengths;
 };
 
 template <typename Value>
@@ -36,7 +37,7 @@ struct Message {
   Datum<Value> datum;
   Wire wire = Wire::value;
   int32_t round = 0;
-  int32_t size_class = 0;
+  int32_t length = 0;  // class
   uint32_t time = 0;
   int32_t step = 0;
   ClockRef clock;
@@ -66,17 +67,18 @@ class Interpreter {
 
   Interpreter(std::span<const Program> programs, RunOptions options, Domain& domain)
       : wiring_(wire(programs)),
-        options_(options),
+        options_(std::move(options)),
         domain_(domain),
-        memory_(programs, options.rounds, options.in_place),
+        memory_(programs, options_.rounds, options_.in_place),
         states_(wiring_.processes.size()),
-        fifos_(wiring_.fifos.size(), Fifo(options.depth)),
+        fifos_(wiring_.fifos.size(), Fifo(options_.depth)),
         announcements_(wiring_.processes.size()),
         watchers_(wiring_.processes.size()),
         meetings_(wiring_.barriers.size()),
         is_barrier_(programs.front().collective == Collective::barrier) {
+    for (const Program& program : programs) rounds_of_rank_.push_back(longest_known(program));
     if (is_barrier_ || memory_.needs_order()) order_.emplace(states_.size());
-    if (is_barrier_) arrivals_.emplace(wiring_.lanes_of_rank, options.rounds);
+    if (is_barrier_) arrivals_.emplace(wiring_.lanes_of_rank, options_.rounds);
   }
 
   // Throws Fault.
@@ -101,12 +103,11 @@ class Interpreter {
     return memory_.at({rank, 0, round, {Space::output, chunk}});
   }
 
-  // Rounds in which a chunk of this class has elements; in round 0 all take part.
-  int32_t rounds_of(int32_t size_class) const {
-    if (!options_.ragged) return options_.rounds;
-    const int32_t middle = wiring_.programs.front().input_chunks / 2;
-    if (size_class < middle) return options_.rounds;
-    return size_class == middle ? (options_.rounds + 1) / 2 : 1;
+  // Rounds in which a chunk of this class takes part: those in which it has elements, and the
+  // first.
+  int32_t rounds_of(int32_t length) const {
+    if (options_.lengths.empty()) return options_.rounds;
+    return std::max(1, options_.lengths[static_cast<size_t>(length)]);
   }
 
  private:
@@ -139,6 +140,28 @@ class Interpreter {
     int32_t lane;
   };
 
+  // The executor's round_count() in slices: what a rank can tell from its own vectors.
+  int32_t longest_known(const Program& program) const {
+    int32_t most = options_.lengths.empty() ? options_.rounds : 1;
+    if (options_.lengths.empty()) return most;
+    const auto look = [&](Space space, int32_t chunks) {
+      for (int32_t k = 0; k < chunks; ++k) {
+        most = std::max(most, rounds_of(length_class(program, Ref{space, k})));
+      }
+    };
+    look(Space::input, program.input_chunks);
+    look(Space::output, program.output_chunks);
+    return most;
+  }
+
+  // Blocks are told apart by length only where they differ: a run with equal lengths finds what is
+  // wrong with any.
+  int32_t length_of(int32_t process, const Step& step) const {
+    const Program& program = wiring_.program_of(process);
+    const bool cut = traits_of(program.collective).lengths == Lengths::cut;
+    return cut || !options_.lengths.empty() ? length_class(program, step) : 0;
+  }
+
   // Runs a process until it has to wait.
   void advance(int32_t process) {
     ProcessState& state = states_[static_cast<size_t>(process)];
@@ -151,7 +174,7 @@ class Interpreter {
       }
       leave_round(process, wired.rank, state.round);
       state.next_step = 0;
-      state.done = ++state.round == options_.rounds;
+      state.done = ++state.round == rounds_of_rank_[static_cast<size_t>(wired.rank)];
     }
   }
 
@@ -180,9 +203,7 @@ class Interpreter {
     const Turn turn{process, state, op, *op.step, traits_of(op.step->kind), wired.rank, wired.lane};
     if (turn.step.kind == StepKind::barrier) return meet(turn);
     // A barrier's vectors are empty in every round; its rounds stand for calls.
-    const int32_t rounds = is_barrier_
-                               ? options_.rounds
-                               : rounds_of(size_class(wiring_.program_of(process), turn.step));
+    const int32_t rounds = is_barrier_ ? options_.rounds : rounds_of(length_of(process, turn.step));
     if (state.round > 0 && state.round >= rounds) return true;
     if (op.fifo_in >= 0 && fifo(op.fifo_in).empty()) return wait(state, Wait::message, op.fifo_in);
     if (op.fifo_out >= 0 && fifo(op.fifo_out).full()) return wait(state, Wait::slot, op.fifo_out);
@@ -283,7 +304,7 @@ class Interpreter {
   }
 
   void accept(const Turn& turn, const Message<Value>& message) {
-    const int32_t wanted = size_class(wiring_.program_of(turn.process), turn.step);
+    const int32_t wanted = length_of(turn.process, turn.step);
     const auto disagree = [&](const auto&... parts) {
       const int32_t sender = wiring_.fifos[static_cast<size_t>(turn.wired.fifo_in)].sender;
       fault(CheckKind::mismatch, turn, parts..., ", sent by ",
@@ -292,8 +313,8 @@ class Interpreter {
     if (message.wire != turn.step.wire) {
       disagree("expects a ", name_of(turn.step.wire), " and gets a ", name_of(message.wire));
     }
-    if (message.size_class != wanted) {
-      disagree("expects chunk ", wanted, " and gets chunk ", message.size_class,
+    if (message.length != wanted) {
+      disagree("expects chunk ", wanted, " and gets chunk ", message.length,
                ", which has another size");
     }
     if (message.round != turn.state.round) {
@@ -357,6 +378,7 @@ class Interpreter {
     if (cell.round != turn.state.round) {
       fault(CheckKind::race, turn, "reads ", to_string(ref), ", which this round has not written");
     }
+    same_length(turn, ref, cell);
     note(turn, place, false);
     return cell.datum;
   }
@@ -385,6 +407,7 @@ class Interpreter {
             cell.round < turn.state.round ? ", which that rank may not have written in this round"
                                           : ", which that rank may have overwritten already");
     }
+    same_length(turn, place.ref, cell);
     note(turn, place, false);
     turn.state.time = std::max(turn.state.time, cell.time + 1);
     domain_.moved(
@@ -392,11 +415,19 @@ class Interpreter {
     return cell.datum;
   }
 
+  // An accumulator or a window chunk holds as many elements as the step that wrote it had.
+  void same_length(const Turn& turn, Ref ref, const Cell<Value>& cell) const {
+    const int32_t wanted = length_of(turn.process, turn.step);
+    if (cell.length == wanted) return;
+    fault(CheckKind::mismatch, turn, "reads ", to_string(ref), " as chunk ", wanted,
+          ", but it holds chunk ", cell.length, ", which has another size");
+  }
+
   void store(const Turn& turn, const Datum<Value>& datum) {
     const Place place = place_of(turn, turn.step.dst);
     note(turn, place, true);
-    memory_.at(place) = {datum, turn.state.round, turn.state.time, turn.process,
-                         turn.state.next_step};
+    memory_.at(place) = {datum,        turn.state.round,     turn.state.time,
+                         turn.process, turn.state.next_step, length_of(turn.process, turn.step)};
   }
 
   // Tells the race detector of an access; the schedule at hand got away with an unordered one,
@@ -428,7 +459,7 @@ class Interpreter {
     queue.tail().message = {datum,
                             wire_sent(turn.step, received),
                             turn.state.round,
-                            size_class(wiring_.program_of(turn.process), turn.step),
+                            length_of(turn.process, turn.step),
                             turn.state.time,
                             turn.state.next_step,
                             now};
@@ -470,6 +501,7 @@ class Interpreter {
   std::vector<std::vector<Announcement>> announcements_;  // of each process, at its barriers
   std::vector<std::vector<int32_t>> watchers_;            // processes that wait for its next one
   std::vector<std::vector<std::optional<Announcement>>> meetings_;  // of each barrier
+  std::vector<int32_t> rounds_of_rank_;
   std::deque<int32_t> ready_;
   bool is_barrier_;
   std::optional<HappensBefore> order_;

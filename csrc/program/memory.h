@@ -32,6 +32,7 @@ struct Cell {
   uint32_t time = 0;
   int32_t process = -1;  // who wrote it, in which step
   int32_t step = -1;
+  int32_t length = 0;  // length class of what was written
 };
 
 // A cell's address. `input` has no cells: it is read only, and in place it is `output`.

@@ -8,9 +8,19 @@
 namespace pycoll {
 namespace {
 
-constexpr std::array<std::string_view, static_cast<size_t>(Collective::kCount)> kCollectives{
-    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "barrier",
-    "reduce",     "gather",     "scatter",        "all_to_all"};
+// In the order of Collective.
+constexpr std::array<CollectiveTraits, static_cast<size_t>(Collective::kCount)> kCollectives{{
+    // name, input, output, lengths, reduces, rooted, input_at_root, output_at_root
+    {"all_reduce", Parts::alike, Parts::alike, Lengths::cut, true, false, false, false},
+    {"all_gather", Parts::one, Parts::world, Lengths::known, false, false, false, false},
+    {"reduce_scatter", Parts::world, Parts::one, Lengths::known, true, false, false, false},
+    {"broadcast", Parts::alike, Parts::alike, Lengths::cut, false, true, true, false},
+    {"barrier", Parts::alike, Parts::alike, Lengths::cut, false, false, false, false},
+    {"reduce", Parts::alike, Parts::alike, Lengths::cut, true, true, false, true},
+    {"gather", Parts::one, Parts::world, Lengths::equal, false, true, false, true},
+    {"scatter", Parts::world, Parts::one, Lengths::equal, false, true, true, false},
+    {"all_to_all", Parts::world, Parts::world, Lengths::pairwise, false, false, false, false},
+}};
 constexpr std::array<std::string_view, 5> kSpaces{"none", "input", "output", "acc", "window"};
 constexpr std::array<std::string_view, 2> kWires{"value", "partial"};
 constexpr std::array<std::string_view, 4> kOrders{"none", "rank_order", "ring_order",
@@ -22,6 +32,7 @@ constexpr std::array<StepTraits, static_cast<size_t>(StepKind::kCount)> kTraits{
     {"send", false, false, true, false, true, false},
     {"recv", true, false, false, true, false, false},
     {"recv_copy_send", true, false, false, true, true, false},
+    {"recv_send", true, false, false, false, true, false},
     {"recv_reduce", true, true, true, true, false, false},
     {"recv_reduce_send", true, true, true, false, true, false},
     {"recv_reduce_copy_send", true, true, true, true, true, false},
@@ -58,12 +69,18 @@ std::string operands_of(const Step& step, const StepTraits& traits) {
 
 }  // namespace
 
+const CollectiveTraits& traits_of(Collective collective) {
+  return kCollectives[static_cast<size_t>(collective)];
+}
+
 std::string_view name_of(Collective collective) {
-  return name_in(kCollectives, collective);
+  const size_t index = static_cast<size_t>(collective);
+  return index < kCollectives.size() ? kCollectives[index].name : "?";
 }
 
 std::optional<Collective> collective_from_name(std::string_view name) {
-  const auto found = std::find(kCollectives.begin(), kCollectives.end(), name);
+  const auto found = std::find_if(kCollectives.begin(), kCollectives.end(),
+                                  [&](const CollectiveTraits& row) { return row.name == name; });
   if (found == kCollectives.end()) return std::nullopt;
   return static_cast<Collective>(found - kCollectives.begin());
 }
@@ -92,6 +109,55 @@ ChunkRange chunk_range(uint64_t count, int32_t chunks, int32_t chunk, uint64_t a
   return {begin, std::min(count, begin + size)};
 }
 
+int32_t output_in_place(const Program& program, int32_t input_chunk) {
+  const CollectiveTraits& traits = traits_of(program.collective);
+  const bool root = program.rank == program.root;
+  if (program.collective == Collective::barrier) return -1;  // no elements, no memory
+  if ((traits.input_at_root || traits.output_at_root) && !root) {
+    return traits.input == Parts::alike && !traits.output_at_root ? input_chunk : -1;
+  }
+  if (traits.input == Parts::alike) return input_chunk;
+  if (traits.input == Parts::one) return program.rank;
+  return traits.output == Parts::one && input_chunk == program.rank ? 0 : -1;
+}
+
+int32_t length_classes(const Program& program) {
+  switch (traits_of(program.collective).lengths) {
+    case Lengths::cut:
+      return program.input_chunks;
+    case Lengths::equal:
+      return 1;
+    case Lengths::known:
+      return program.world_size;
+    case Lengths::pairwise:
+      break;
+  }
+  return program.world_size * program.world_size;
+}
+
+int32_t length_class(const Program& program, Ref ref) {
+  const CollectiveTraits& traits = traits_of(program.collective);
+  if (traits.lengths == Lengths::equal) return 0;
+  if (traits.lengths == Lengths::pairwise) {
+    // Of a block from one rank to another.
+    const int32_t w = program.world_size;
+    return ref.space == Space::output ? ref.chunk * w + program.rank : program.rank * w + ref.chunk;
+  }
+  const bool own = (ref.space == Space::input && traits.input == Parts::one) ||
+                   (ref.space == Space::output && traits.output == Parts::one);
+  return own ? program.rank : ref.chunk;
+}
+
+int32_t length_class(const Program& program, const Step& step) {
+  const StepTraits& traits = traits_of(step.kind);
+  const auto in_vectors = [](bool used, Ref ref) {
+    return used && (ref.space == Space::input || ref.space == Space::output);
+  };
+  if (in_vectors(traits.reads, step.src)) return length_class(program, step.src);
+  if (in_vectors(traits.stores, step.dst)) return length_class(program, step.dst);
+  return length_class(program, traits.reads ? step.src : step.dst);
+}
+
 std::string to_string(Ref ref) {
   return concat(name_of(ref.space), "[", ref.chunk, "]");
 }
@@ -99,7 +165,8 @@ std::string to_string(Ref ref) {
 std::string to_string(const Step& step) {
   const StepTraits& traits = traits_of(step.kind);
   if (step.kind == StepKind::barrier) return concat("barrier of group ", step.group);
-  std::string text = concat(traits.name, " ", operands_of(step, traits));
+  const std::string operands = operands_of(step, traits);
+  std::string text = concat(traits.name, operands.empty() ? "" : " ", operands);
   if (traits.receives && traits.sends) {
     text += concat(", ", step.from, " -> ", step.to);
   } else if (traits.receives) {

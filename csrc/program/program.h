@@ -9,12 +9,17 @@
 //   * The caller's vectors are cut into chunks (`input_chunks`, `output_chunks`), and each chunk
 //     into slices of at most `slice` elements. A lane executes its whole step list for slice 0 of
 //     every chunk, then for slice 1, and so on; one pass is a *round*. Lanes advance independently.
-//   * All chunks that a step touches have one size. all_reduce and broadcast cut input and output
-//     alike, and acc[k] and window[k] stand for chunk k of that cut; the chunks of all_gather and
-//     reduce_scatter all have one size; a barrier moves vectors of no elements.
-//   * There are as many rounds as the largest chunk has slices, and at least one. In round 0 every
-//     message is sent, even one of no elements; in later rounds a step whose slice is empty is
-//     skipped, by both sides. Barriers are never skipped.
+//   * All chunks that a step touches have one length (length_class() below): that of its operand in
+//     the caller's vectors. all_reduce, broadcast and reduce cut input and output alike, and acc[k]
+//     and window[k] stand for chunk k of that cut; the chunks of gather and scatter all have one
+//     length; a barrier moves vectors of no elements. The blocks of all_gather and reduce_scatter
+//     may differ, with lengths that every rank knows, those of all_to_all with lengths that only
+//     the two ranks of a block know.
+//   * A rank runs as many rounds as the longest chunk that it knows has slices, and at least one.
+//   In
+//     round 0 every message is sent, even one of no elements; in later rounds a step whose slice is
+//     empty is skipped, by both sides. Barriers are never skipped. The ranks of an all_to_all may
+//     run different numbers of rounds: it cannot use barriers, nor windows, which need them.
 //   * A message step moves one message, which holds one slice of one chunk, through the FIFO that
 //     belongs to (sender, receiver, channel). Only one lane of a rank may use an end of a FIFO. A
 //     FIFO is `depth` slots deep: a send waits for a free slot, a receive for a full one. A step
@@ -33,8 +38,11 @@
 //     what was stored there, *finishes* it: the division of AVG and the rounding happen there, and
 //     only there.
 //   * `output` receives finished values only. It may be the same memory as `input` (in place): for
-//     all_gather input is then output[rank], for reduce_scatter output is input[rank].
-//   * Only the root of a broadcast may read `input`.
+//     all_gather input is then output[rank], for reduce_scatter output is input[rank], at the root
+//     of a gather input is output[rank], at the root of a scatter output is input[rank]. An
+//     all_to_all is never in place.
+//   * Only the root may read the `input` of broadcast and scatter, and only the root has an
+//     `output` in reduce and gather.
 #pragma once
 
 #include <cstdint>
@@ -63,11 +71,38 @@ enum class Collective : uint8_t {
   kCount,
 };
 
+// How many chunks a vector has.
+enum class Parts : uint8_t {
+  alike,  // as many as the Program likes, input and output into the same
+  one,
+  world,  // block k belongs to rank k
+};
+
+// What is known of the lengths of chunks.
+enum class Lengths : uint8_t {
+  cut,       // parts of one vector: only the last may be shorter
+  equal,     // all blocks have one
+  known,     // blocks differ, every rank knows them all
+  pairwise,  // blocks differ, only their two ranks know
+};
+
+// What a collective's vectors look like. Everything but the builders is written over this table.
+struct CollectiveTraits {
+  std::string_view name;
+  Parts input;
+  Parts output;
+  Lengths lengths;
+  bool reduces;         // contributions are combined, so that a reduce operation is needed
+  bool rooted;          // the root matters
+  bool input_at_root;   // only the root has one
+  bool output_at_root;  // only the root has one
+};
+
+const CollectiveTraits& traits_of(Collective collective);
+
 std::string_view name_of(Collective collective);
-// Whether contributions are combined, so that a reduce operation is needed.
 inline bool reduces(Collective collective) {
-  return collective == Collective::all_reduce || collective == Collective::reduce_scatter ||
-         collective == Collective::reduce;
+  return traits_of(collective).reduces;
 }
 std::optional<Collective> collective_from_name(std::string_view name);
 
@@ -95,6 +130,7 @@ enum class StepKind : uint8_t {
   send,                   // src -> to.                       An acc is sent as partial.
   recv,                   // from -> dst
   recv_copy_send,         // from -> dst, and on to `to`, unchanged
+  recv_send,              // from -> on to `to`, unchanged; nothing is stored
   recv_reduce,            // dst = received (+) src           dst acc: partial; output: finished
   recv_reduce_send,       // to <- received (+) src           as partial; nothing is stored
   recv_reduce_copy_send,  // dst = received (+) src, finished, and the same to `to`
@@ -142,7 +178,7 @@ struct Lane {
 enum class Order : uint8_t {
   none,         // nothing is reduced
   rank_order,   // (((0 + 1) + 2) + 3)
-  ring_order,   // the same from a rank that depends on the chunk, wrapping round
+  ring_order,   // along Program::ring from a rank that depends on the chunk, wrapping round
   lower_first,  // at every sum, the operand with the lowest rank stands on the left
 };
 
@@ -161,6 +197,7 @@ struct Program {
   int32_t window_chunks = 0;  // window chunks a lane
   int32_t channels = 1;       // FIFOs a pair of ranks, in each direction
   Order order = Order::none;
+  std::vector<int32_t> ring;  // ring_order: the ranks as they stand in it; empty: 0, 1, 2, ...
   std::vector<std::vector<int32_t>> groups;  // member lists of direct steps
   std::vector<Lane> lanes;
 
@@ -169,14 +206,23 @@ struct Program {
 
 // Elements [begin, end) of chunk `chunk` of a vector of `count` elements cut into `chunks` parts of
 // equal size, rounded up to `align` elements so that chunks start on cache lines (the last ones may
-// be shorter or empty). all_gather and reduce_scatter call it with count a multiple of chunks and
-// align 1.
+// be shorter or empty).
 struct ChunkRange {
   uint64_t begin;
   uint64_t end;
   uint64_t size() const { return end - begin; }
 };
 ChunkRange chunk_range(uint64_t count, int32_t chunks, int32_t chunk, uint64_t align);
+
+// The output chunk that is the same memory as input[chunk] when the call is in place; -1: none.
+int32_t output_in_place(const Program& program, int32_t input_chunk);
+
+// Chunks of one class have one length, whatever the lengths of a call are; the same numbers on all
+// ranks. A step's class is that of its operand in the caller's vectors; if it has none, acc[k] and
+// window[k] count as chunk k of the vector with more chunks.
+int32_t length_classes(const Program& program);
+int32_t length_class(const Program& program, Ref ref);
+int32_t length_class(const Program& program, const Step& step);
 
 // "recv_reduce_send received + input[2], 1 -> 3": for errors and for explain.
 std::string to_string(const Step& step);

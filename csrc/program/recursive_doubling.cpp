@@ -1,28 +1,11 @@
 // all_reduce by recursive doubling (Thakur, Rabenseifner and Gropp, "Optimization of collective
 // communication operations in MPICH", 2005): at distance 1, 2, 4, ... pairs exchange what they have
 // and both sum it. Both put the block of lower ranks on the left, so both get the same bits.
-//
-// When world_size is no power of two, the first `extra` pairs (2i, 2i+1) act as one: the odd rank
-// gives its vector to the even one first and gets the result last. Blocks of ranks stay contiguous.
+// See recursive.h for other worlds than powers of two.
 #include "program/builders.h"
+#include "program/recursive.h"
 
 namespace pycoll {
-namespace {
-
-struct Fold {
-  int32_t actives;  // the power of two that takes part in the exchange
-  int32_t extra;    // pairs that act as one
-
-  explicit Fold(int32_t world_size) : actives(1) {
-    while (actives * 2 <= world_size) actives *= 2;
-    extra = world_size - actives;
-  }
-  bool is_passive(int32_t rank) const { return rank < 2 * extra && rank % 2 == 1; }
-  int32_t active_of(int32_t rank) const { return rank < 2 * extra ? rank / 2 : rank - extra; }
-  int32_t rank_of(int32_t active) const { return active < extra ? 2 * active : active + extra; }
-};
-
-}  // namespace
 
 Program build_all_reduce_recursive_doubling(const ProgramRequest& request) {
   const Fold fold(request.world_size);
@@ -38,7 +21,7 @@ Program build_all_reduce_recursive_doubling(const ProgramRequest& request) {
     return program;
   }
   const int32_t active = fold.active_of(rank);
-  const bool folds = active < fold.extra;
+  const bool folds = fold.folds(active);
   Ref own = input(0);
   if (folds) {
     own = acc(0);
@@ -51,7 +34,7 @@ Program build_all_reduce_recursive_doubling(const ProgramRequest& request) {
   for (int32_t distance = 1; distance < fold.actives; distance *= 2) {
     const int32_t partner = active ^ distance;
     const int32_t peer = fold.rank_of(partner);
-    const bool peer_has_input = distance == 1 && partner >= fold.extra;
+    const bool peer_has_input = distance == 1 && !fold.folds(partner);
     const bool last = distance * 2 == fold.actives;
     steps.push_back({.kind = StepKind::send, .src = own, .to = peer});
     steps.push_back({.kind = StepKind::recv_reduce,

@@ -1,14 +1,16 @@
 // all_reduce by a ring: w-1 hops of reduce-scatter, w-1 hops of all-gather (Patarasuk and Yuan,
-// "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009). Chunk k starts at
-// rank k+1, is complete at rank k, its owner, and travels on from there.
+// "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009). Chunk k starts
+// behind rank k, is complete at rank k, its owner, and travels on from there.
 #include "program/builders.h"
+#include "program/topology.h"
 
 namespace pycoll {
 
 Program build_all_reduce_ring(const ProgramRequest& request) {
+  const Ring ring(request);
   const int32_t w = request.world_size;
-  const int32_t previous = ring_rank(request, -1);
-  const int32_t next = ring_rank(request, 1);
+  const int32_t previous = ring.at(-1);
+  const int32_t next = ring.at(1);
   Program program;
   program.input_chunks = program.output_chunks = w;
   program.order = Order::ring_order;
@@ -16,7 +18,7 @@ Program build_all_reduce_ring(const ProgramRequest& request) {
 
   steps.push_back({.kind = StepKind::send, .src = input(previous), .to = next});
   for (int32_t hop = 1; hop < w; ++hop) {
-    const int32_t chunk = ring_rank(request, -1 - hop);
+    const int32_t chunk = ring.at(-1 - hop);
     const bool own = chunk == request.rank;
     steps.push_back({.kind = own ? StepKind::recv_reduce_copy_send : StepKind::recv_reduce_send,
                      .src = input(chunk),
@@ -28,7 +30,7 @@ Program build_all_reduce_ring(const ProgramRequest& request) {
   for (int32_t hop = 1; hop < w; ++hop) {
     const bool last = hop == w - 1;
     steps.push_back({.kind = last ? StepKind::recv : StepKind::recv_copy_send,
-                     .dst = output(ring_rank(request, -hop)),
+                     .dst = output(ring.at(-hop)),
                      .from = previous,
                      .to = last ? -1 : next});
   }

@@ -35,20 +35,33 @@ bool is_traceable(ReduceOp op) {
   return std::find(std::begin(kOps), std::end(kOps), op) != std::end(kOps);
 }
 
-// Where a rank's contribution lies in the vector that the rows show.
+// Where a rank's contribution lies in the vectors that the rows show.
 struct Layout {
-  Collective collective;
+  const Program& program;
   uint64_t count;  // elements of an input
-  int32_t world_size;
-  int32_t input_chunks;
 
-  bool gathers() const { return collective == Collective::all_gather; }
-  int32_t chunks() const { return gathers() ? world_size : input_chunks; }
-  int32_t chunk_of(int32_t rank, int32_t input_chunk) const {
-    return gathers() ? rank : input_chunk;
+  const CollectiveTraits& traits() const { return traits_of(program.collective); }
+  // The ranks' parts one behind the other.
+  bool gathers() const { return traits().input == Parts::one; }
+  bool exchanges() const {
+    return traits().input == Parts::world && traits().output == Parts::world;
   }
-  uint64_t shown() const { return gathers() ? count * static_cast<uint64_t>(world_size) : count; }
-  ChunkRange input_range(int32_t chunk) const { return chunk_range(count, input_chunks, chunk, 1); }
+  bool has_input(int32_t rank) const {
+    // A broadcast overwrites what the others pass.
+    return traits().input != Parts::world || !traits().input_at_root || rank == program.root;
+  }
+  int32_t chunks() const { return gathers() ? program.world_size : program.input_chunks; }
+  // Where `viewer` shows what `rank` contributed as its chunk `chunk`.
+  int32_t place_of(int32_t rank, int32_t chunk, int32_t viewer) const {
+    if (gathers()) return rank;
+    return exchanges() && viewer == chunk ? rank : chunk;
+  }
+  uint64_t shown() const {
+    return gathers() ? count * static_cast<uint64_t>(program.world_size) : count;
+  }
+  ChunkRange input_range(int32_t chunk) const {
+    return chunk_range(count, program.input_chunks, chunk, 1);
+  }
   ChunkRange shown_range(int32_t chunk) const { return chunk_range(shown(), chunks(), chunk, 1); }
 };
 
@@ -69,7 +82,7 @@ class Numbers {
   Value input(int32_t rank, int32_t chunk) {
     const ChunkRange range = layout_.input_range(chunk);
     const Vector& all = inputs_[static_cast<size_t>(rank)];
-    return add({layout_.chunk_of(rank, chunk),
+    return add({rank, chunk,
                 Vector(all.begin() + static_cast<std::ptrdiff_t>(range.begin),
                        all.begin() + static_cast<std::ptrdiff_t>(range.end))});
   }
@@ -86,14 +99,14 @@ class Numbers {
   Value finish(Value value) {
     if (op_ != ReduceOp::avg) return value;
     Entry result = store_[value];
-    for (double& element : result.elements) element /= layout_.world_size;
+    for (double& element : result.elements) element /= layout_.program.world_size;
     return add(std::move(result));
   }
 
   void produced(const Production<Value>& p) { events_.push_back({p.time, p.rank, p.value}); }
 
   void moved(const Move<Value>& move) {
-    transfers_.push_back({move.time, move.from, move.to, store_[move.value].chunk, move.lane,
+    transfers_.push_back({move.time, move.from, move.to, place_of(move.value, move.to), move.lane,
                           to_string(*move.step)});
   }
 
@@ -110,11 +123,11 @@ class Numbers {
         ++next.time;
         trace.rows.push_back(std::move(next));
       }
-      const Entry& entry = store_[event.value];
+      const Vector& elements = store_[event.value].elements;
+      const ChunkRange range = layout_.shown_range(place_of(event.value, event.rank));
       Vector& shown = trace.rows.back().values[static_cast<size_t>(event.rank)];
-      std::copy(
-          entry.elements.begin(), entry.elements.end(),
-          shown.begin() + static_cast<std::ptrdiff_t>(layout_.shown_range(entry.chunk).begin));
+      std::copy(elements.begin(), elements.end(),
+                shown.begin() + static_cast<std::ptrdiff_t>(range.begin));
     }
     trace.transfers = std::move(transfers_);
     return trace;
@@ -122,7 +135,8 @@ class Numbers {
 
  private:
   struct Entry {
-    int32_t chunk;  // of the vector that is shown
+    int32_t rank;  // whose chunk it is; of a sum, one of them
+    int32_t chunk;
     Vector elements;
   };
 
@@ -131,14 +145,18 @@ class Numbers {
     return static_cast<Value>(store_.size() - 1);
   }
 
+  int32_t place_of(Value value, int32_t viewer) const {
+    return layout_.place_of(store_[value].rank, store_[value].chunk, viewer);
+  }
+
   std::vector<Vector> initial() const {
-    if (!layout_.gathers()) return inputs_;
     std::vector<Vector> shown(inputs_.size(),
                               Vector(layout_.shown(), std::numeric_limits<double>::quiet_NaN()));
     for (size_t rank = 0; rank < inputs_.size(); ++rank) {
-      const ChunkRange range = layout_.shown_range(static_cast<int32_t>(rank));
+      if (!layout_.has_input(static_cast<int32_t>(rank))) continue;
+      const size_t begin = layout_.gathers() ? rank * layout_.count : 0;
       std::copy(inputs_[rank].begin(), inputs_[rank].end(),
-                shown[rank].begin() + static_cast<std::ptrdiff_t>(range.begin));
+                shown[rank].begin() + static_cast<std::ptrdiff_t>(begin));
     }
     return shown;
   }
@@ -161,9 +179,10 @@ void check_inputs(std::span<const Program> programs, const std::vector<Vector>& 
     fail(ErrorKind::invalid_argument, "rank ", rank, " has ", inputs[rank].size(),
          " elements, rank 0 has ", count);
   }
-  if (programs.front().collective == Collective::reduce_scatter && count % inputs.size() != 0) {
-    fail(ErrorKind::invalid_argument, "reduce_scatter of ", count, " elements on ", inputs.size(),
-         " ranks: it must be a multiple");
+  const Collective collective = programs.front().collective;
+  if (traits_of(collective).input == Parts::world && count % inputs.size() != 0) {
+    fail(ErrorKind::invalid_argument, name_of(collective), " of ", count, " elements on ",
+         inputs.size(), " ranks: it must be a multiple");
   }
 }
 
@@ -174,8 +193,8 @@ Trace trace(std::span<const Program> programs, const std::vector<Vector>& inputs
     fail(ErrorKind::invalid_argument, "cannot trace op ", name_of(op),
          "; there are: sum, avg, product, min, max");
   }
-  const RunOptions options{.in_place = false};
-  const CheckResult checked = check(programs, {options.depth, options.rounds, options.in_place});
+  const RunOptions options{.in_place = false, .lengths = {}};
+  const CheckResult checked = check(programs, {options.depth, options.rounds, options.in_place, 0});
   if (!checked.ok()) {
     fail(ErrorKind::invalid_argument, "cannot trace wrong Programs: ", name_of(checked.kind), ": ",
          checked.message);
@@ -184,8 +203,7 @@ Trace trace(std::span<const Program> programs, const std::vector<Vector>& inputs
   const Program& first = programs.front();
   const bool empty = first.collective == Collective::barrier;
   const std::vector<Vector> used = empty ? std::vector<Vector>(inputs.size()) : inputs;
-  Numbers numbers({first.collective, used.front().size(), first.world_size, first.input_chunks},
-                  used, op);
+  Numbers numbers({first, used.front().size()}, used, op);
   Interpreter<Numbers>(programs, options, numbers).run();
   return numbers.finish_trace();
 }

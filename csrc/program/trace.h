@@ -32,13 +32,15 @@ struct Trace {
 };
 
 // Runs one slice of every chunk. `inputs[r]` are rank r's elements: the same number everywhere,
-// for reduce_scatter a multiple of world_size; a barrier ignores them.
+// for reduce_scatter, scatter and all_to_all a multiple of world_size; a barrier ignores them, a
+// scatter all but the root's.
 //
 // Time is the longest chain of hops so far: a message counts one, so does a barrier after its
 // slowest member, so does a read of a peer's window. A rank's values are, for each chunk, the
 // latest that one of its steps received or computed (also a partial sum that only went on in a
-// message), before that its input, NaN where it has none: all_gather shows the vector of all
-// ranks' parts, reduce_scatter the whole input.
+// message), before that its input, NaN where it has none: all_gather and gather show the vector of
+// all ranks' parts, reduce_scatter and scatter the whole input, all_to_all the input, in which a
+// rank's block takes the place of the block that goes to that rank.
 //
 // Ops: sum, avg, product, min, max. Throws Error(invalid_argument) for another op, for inputs of
 // different lengths, and for Programs that the checker rejects.

@@ -16,7 +16,7 @@ Program build_all_reduce_two_shot(const ProgramRequest& request) {
 
   // Everybody starts at its own neighbour, so that no window is read by all at once.
   for (int32_t offset = 1; offset < w; ++offset) {
-    const int32_t chunk = ring_rank(request, offset);
+    const int32_t chunk = rank_at(request, offset);
     steps.push_back({.kind = StepKind::copy, .src = input(chunk), .dst = window(chunk)});
   }
   steps.push_back({.kind = StepKind::barrier, .group = 0});
@@ -28,7 +28,7 @@ Program build_all_reduce_two_shot(const ProgramRequest& request) {
   steps.push_back({.kind = StepKind::copy, .src = output(own), .dst = window(own)});
   steps.push_back({.kind = StepKind::barrier, .group = 0});
   for (int32_t offset = 1; offset < w; ++offset) {
-    const int32_t owner = ring_rank(request, offset);
+    const int32_t owner = rank_at(request, offset);
     steps.push_back(
         {.kind = StepKind::copy_from, .dst = output(owner), .from = owner, .remote_chunk = owner});
   }

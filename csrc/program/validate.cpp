@@ -32,6 +32,7 @@ constexpr std::array<Allowed, static_cast<size_t>(StepKind::kCount)> kAllowed{{
     {kInput | kOutput | kAcc | kWindow, 0},                         // send
     {0, kAcc | kOutput | kWindow},                                  // recv
     {0, kAcc | kOutput | kWindow},                                  // recv_copy_send
+    {0, 0},                                                         // recv_send
     {kInput | kAcc, kAcc | kOutput},                                // recv_reduce
     {kInput | kAcc, 0},                                             // recv_reduce_send
     {kInput | kAcc, kOutput},                                       // recv_reduce_copy_send
@@ -77,10 +78,9 @@ class Validator {
 
   bool is_rank(int32_t rank) const { return rank >= 0 && rank < program_.world_size; }
 
-  bool cuts_alike() const {
-    return program_.collective == Collective::all_reduce ||
-           program_.collective == Collective::broadcast;
-  }
+  const CollectiveTraits& collective() const { return traits_of(program_.collective); }
+  bool cuts_alike() const { return collective().lengths == Lengths::cut; }
+  bool pairwise() const { return collective().lengths == Lengths::pairwise; }
 
   void header() const {
     const Program& p = program_;
@@ -93,16 +93,27 @@ class Validator {
     require_program(p.channels >= 1 && p.channels <= kMaxChannels, p.channels, " channels");
     require_program(p.lanes.size() <= kMaxLanes, p.lanes.size(), " lanes, at most ", kMaxLanes);
     const int32_t w = p.world_size;
+    const auto fits = [&](Parts parts, int32_t chunks) {
+      return parts == Parts::alike ? p.input_chunks == p.output_chunks
+                                   : chunks == (parts == Parts::one ? 1 : w);
+    };
     const bool shape =
-        p.collective == Collective::all_gather       ? p.input_chunks == 1 && p.output_chunks == w
-        : p.collective == Collective::reduce_scatter ? p.input_chunks == w && p.output_chunks == 1
-                                                     : p.input_chunks == p.output_chunks;
+        fits(collective().input, p.input_chunks) && fits(collective().output, p.output_chunks);
     require_program(shape, name_of(p.collective), " with ", p.input_chunks, " input and ",
                     p.output_chunks, " output chunks on ", w, " ranks");
     require_program(p.acc_chunks >= 0 && p.acc_chunks <= most_chunks(), p.acc_chunks,
                     " acc chunks, but the vector has ", most_chunks());
     require_program(p.window_chunks >= 0 && p.window_chunks <= most_chunks(), p.window_chunks,
                     " window chunks, but the vector has ", most_chunks());
+    require_program(p.window_chunks == 0 || !pairwise(), name_of(p.collective),
+                    " with a window: its ranks may run different numbers of rounds");
+    std::vector<int32_t> ring = p.ring;
+    std::sort(ring.begin(), ring.end());
+    for (size_t place = 0; place < ring.size(); ++place) {
+      require_program(
+          ring.size() == static_cast<size_t>(w) && ring[place] == static_cast<int32_t>(place),
+          "a ring that does not hold each of ", w, " ranks once");
+    }
   }
 
   void members(const std::vector<int32_t>& group) const {
@@ -139,6 +150,11 @@ class Validator {
             name, " may not be ", name_of(ref.space));
     require(ref.chunk >= 0 && ref.chunk < chunks_of(ref.space), name, " is chunk ", ref.chunk,
             " of only ", chunks_of(ref.space), " chunks");
+    const bool root = program_.rank == program_.root;
+    require(root || ref.space != Space::input || !collective().input_at_root, "only the root of a ",
+            name_of(program_.collective), " may read input");
+    require(root || ref.space != Space::output || !collective().output_at_root,
+            "only the root of a ", name_of(program_.collective), " has an output");
   }
 
   void fifo_end(bool sends, int32_t peer, int32_t channel) {
@@ -150,6 +166,8 @@ class Validator {
   }
 
   void direct(const Step& step) const {
+    require(!pairwise(), "the ranks of an ", name_of(program_.collective),
+            " may run different numbers of rounds");
     if (step.kind == StepKind::copy_from) {
       require(is_rank(step.from) && step.from != program_.rank, "rank ", step.from, " is no peer");
     } else {
@@ -163,6 +181,17 @@ class Validator {
             " of a peer into chunk ", step.dst.chunk, ", which has another size");
   }
 
+  // Accumulators and windows have room for any slice; the caller's vectors do not.
+  void same_length(const Step& step) const {
+    const auto in_vectors = [](Ref ref) {
+      return ref.space == Space::input || ref.space == Space::output;
+    };
+    const bool both = in_vectors(step.src) && in_vectors(step.dst);
+    if (!cuts_alike() && !both) return;
+    require(length_class(program_, step.src) == length_class(program_, step.dst),
+            to_string(step.src), " and ", to_string(step.dst), " have different sizes");
+  }
+
   void step(const Step& step) {
     require(step.kind < StepKind::kCount, "unknown kind");
     const StepTraits& traits = traits_of(step.kind);
@@ -170,13 +199,11 @@ class Validator {
     if (traits.reads) reference("src", step.src, allowed.src);
     if (traits.stores) reference("dst", step.dst, allowed.dst);
     if (traits.reads && traits.stores) {
-      require(!cuts_alike() || step.src.chunk == step.dst.chunk, "chunks ", step.src.chunk, " and ",
-              step.dst.chunk, " have different sizes");
+      same_length(step);
       require(step.kind != StepKind::copy || step.src != step.dst, "copies onto itself");
     }
-    require(!traits.reads || step.src.space != Space::input ||
-                program_.collective != Collective::broadcast || program_.rank == program_.root,
-            "only the root of a broadcast may read input");
+    require(step.kind != StepKind::recv_send || length_classes(program_) == 1,
+            "passes on a chunk of unknown length: only where all chunks have one");
     if (traits.receives) fifo_end(false, step.from, step.channel);
     if (traits.sends) fifo_end(true, step.to, step.channel);
     if (traits.receives && !traits.reduces) {

@@ -154,33 +154,6 @@ Wiring wire(std::span<const Program> programs) {
   return Wirer(programs).run();
 }
 
-int32_t output_in_place(const Program& program, int32_t input_chunk) {
-  switch (program.collective) {
-    case Collective::all_reduce:
-    case Collective::broadcast:
-      return input_chunk;
-    case Collective::all_gather:
-      return program.rank;
-    case Collective::reduce_scatter:
-      return input_chunk == program.rank ? 0 : -1;
-    case Collective::barrier:
-    case Collective::reduce:
-    case Collective::gather:
-    case Collective::scatter:
-    case Collective::all_to_all:
-    case Collective::kCount:
-      break;
-  }
-  return -1;
-}
-
-int32_t size_class(const Program& program, const Step& step) {
-  const bool cuts_alike =
-      program.collective == Collective::all_reduce || program.collective == Collective::broadcast;
-  if (!cuts_alike) return 0;
-  return traits_of(step.kind).stores ? step.dst.chunk : step.src.chunk;
-}
-
 bool lanes_share_chunks(const Program& program, bool in_place) {
   if (program.lanes.size() < 2) return false;
   struct Users {

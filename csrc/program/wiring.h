@@ -62,12 +62,6 @@ struct Wiring {
 // All Programs are valid and of one collective (check_headers in check.cpp).
 Wiring wire(std::span<const Program> programs);
 
-// The output chunk that is the same memory as input[chunk] when the call is in place; -1: none.
-int32_t output_in_place(const Program& program, int32_t input_chunk);
-
-// Which size a chunk has: chunks of one class have as many elements as one another.
-int32_t size_class(const Program& program, const Step& step);
-
 // Can two lanes of one rank touch the same element, one of them writing?
 bool lanes_share_chunks(const Program& program, bool in_place);
 

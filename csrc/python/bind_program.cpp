@@ -81,8 +81,8 @@ std::vector<Algorithm> algorithms_of(const std::string& collective) {
 }
 
 std::vector<Program> build_programs(const std::string& collective, const std::string& algorithm,
-                                    int32_t world_size, int32_t root) {
-  ProgramRequest request{collective_from(collective), 0, world_size, root};
+                                    int32_t world_size, int32_t root, std::vector<int32_t> hosts) {
+  ProgramRequest request{collective_from(collective), 0, world_size, root, std::move(hosts)};
   std::vector<Program> programs;
   do {
     programs.push_back(build_program(algorithm, request));
@@ -173,6 +173,7 @@ void bind_programs(py::module_& m) {
       .def_property(
           "order", [](const Program& p) { return std::string(name_of(p.order)); },
           [](Program& p, const std::string& name) { p.order = order_from(name); })
+      .def_readwrite("ring", &Program::ring)
       .def_readwrite("groups", &Program::groups)
       .def_readwrite("lanes", &Program::lanes)
       .def(
@@ -189,7 +190,7 @@ void bind_programs(py::module_& m) {
   m.def("collectives", &collective_names, "Names of the collectives.");
   m.def("algorithms", &algorithms_of, arg("collective"), "The algorithms of a collective.");
   m.def("build_programs", &build_programs, arg("collective"), arg("algorithm"), arg("world_size"),
-        arg("root") = 0, "One Program a rank.");
+        arg("root") = 0, arg("hosts") = std::vector<int32_t>{}, "One Program a rank.");
   m.def("validate", &validate, arg("program"), "Raises InvalidArgumentError for unsafe Programs.");
   m.def(
       "chunk_range",
@@ -233,11 +234,12 @@ void bind_check_and_trace(py::module_& m) {
 
   m.def(
       "check",
-      [](const std::vector<Program>& programs, int32_t depth, int32_t rounds, bool in_place) {
-        return check(programs, {depth, rounds, in_place});
+      [](const std::vector<Program>& programs, int32_t depth, int32_t rounds, bool in_place,
+         uint64_t seed) {
+        return check(programs, {depth, rounds, in_place, seed});
       },
-      arg("programs"), arg("depth") = 2, arg("rounds") = 3, arg("in_place") = true, unlocked(),
-      "Proves that the Programs of all ranks do what their collective promises.");
+      arg("programs"), arg("depth") = 2, arg("rounds") = 3, arg("in_place") = true, arg("seed") = 0,
+      unlocked(), "Proves that the Programs of all ranks do what their collective promises.");
   m.def("trace", &trace_named, arg("programs"), arg("inputs"), arg("op") = "sum", unlocked(),
         "Runs the Programs on numbers.");
 }

@@ -16,6 +16,7 @@ struct Executor::StepTable {
       &Executor::message_step,      // send
       &Executor::message_step,      // recv
       &Executor::message_step,      // recv_copy_send
+      &Executor::message_step,      // recv_send
       &Executor::message_step,      // recv_reduce
       &Executor::message_step,      // recv_reduce_send
       &Executor::message_step,      // recv_reduce_copy_send
@@ -158,11 +159,26 @@ void Executor::report_mismatch(int peer) const {
   if (theirs && fingerprint(*theirs) != fingerprint_) {
     fail(ErrorKind::mismatch, describe_mismatch(rank_, in_.call, peer, *theirs));
   }
+  if (theirs && traits_of(in_.call.collective).lengths == Lengths::pairwise) {
+    fail(
+        ErrorKind::mismatch, "rank ", rank_, ", ", to_string(in_.call), ": rank ", peer,
+        " sends a block of another length than the ",
+        in_.output.blocks[static_cast<size_t>(peer)].count,
+        " elements that this rank expects of it. What a rank sends and what its peer receives must "
+        "have one length");
+  }
   const auto latest = transport_.latest_call_of(peer);
   fail(ErrorKind::mismatch, "rank ", rank_, " is in ", to_string(in_.call),
        " but received data of another operation from rank ", peer,
        latest ? ", which is in " + to_string(*latest) : std::string(),
        ". Every rank must call the same collectives in the same order");
+}
+
+uint32_t Executor::fingerprint_of(const Step& step) const {
+  if (traits_of(in_.call.collective).lengths != Lengths::pairwise) return fingerprint_;
+  const ChunkCutter cut(*in_.program, in_.input, in_.output, element_);
+  const uint64_t length = cut.range_of(step).size() * 0x9E3779B97F4A7C15u;
+  return fingerprint_ ^ static_cast<uint32_t>(length >> 32);
 }
 
 void Executor::check_message(const Message& message, const Step& step, uint64_t count) const {
@@ -180,7 +196,7 @@ bool Executor::message_step(LaneState& lane, const Step& step, uint64_t count) {
   if (traits.receives) {
     message = transport_.receiver(step.from, step.channel).peek();
     if (!message) return false;
-    if (message->tag.fingerprint != fingerprint_) report_mismatch(step.from);
+    if (message->tag.fingerprint != fingerprint_of(step)) report_mismatch(step.from);
   }
   std::byte* slot = nullptr;
   if (traits.sends) {
@@ -221,7 +237,7 @@ bool Executor::message_step(LaneState& lane, const Step& step, uint64_t count) {
   if (traits.receives) transport_.receiver(step.from, step.channel).release();
   if (traits.sends) {
     const auto bytes = static_cast<uint32_t>(count * wire_size(out));
-    transport_.sender(step.to, step.channel).publish({fingerprint_, bytes, out});
+    transport_.sender(step.to, step.channel).publish({fingerprint_of(step), bytes, out});
   }
   return true;
 }

@@ -118,6 +118,9 @@ class Executor {
   size_t wire_size(Wire wire) const { return wire == Wire::partial ? acc_size_ : element_; }
   size_t form_size(Operand form) const { return form == Operand::acc ? acc_size_ : element_; }
 
+  // What the messages of a step vouch for: the call, and where only two ranks know the length of a
+  // block, that too, since nothing else compares it.
+  uint32_t fingerprint_of(const Step& step) const;
   void check_message(const Message& message, const Step& step, uint64_t count) const;
   [[noreturn]] void report_mismatch(int peer) const;
 

@@ -19,18 +19,21 @@ namespace pycoll {
 struct SelectionRule {
   Collective collective;
   std::string algorithm;
-  uint64_t from = 0;  // bytes
-  uint64_t to = 0;    // exclusive
+  uint64_t from = 0;           // bytes
+  uint64_t to = 0;             // exclusive
+  bool several_hosts = false;  // only where the ranks are on several
 };
 
 // Throws Error(invalid_argument) that quotes the part it did not understand and lists what there
-// is.
+// is; also for a rule that covers no size and for a collective that is named twice.
 std::vector<SelectionRule> parse_selection(const std::string& text);
 
+// All ranks must come to the same choice: only what they agree on.
 struct SelectionInput {
   Collective collective;
-  uint64_t bytes = 0;
-  bool has_window = false;  // the transport's
+  uint64_t bytes = 0;  // of the whole vector; all_to_all: 0, only pairs of ranks know its lengths
+  bool has_window = false;     // the transport's
+  bool several_hosts = false;  // ranks of the group are on several
 };
 
 class Selector {

@@ -26,14 +26,20 @@ class ChunkCutter {
                                      : place(output_, program_.output_chunks, ref.chunk);
   }
 
-  // The chunk that a step works on: that of its operand in the caller's vectors, if it has one.
-  // Accumulator and window chunk k have the size of chunk k of the vector that is cut finer.
+  // The chunk that a step works on: that of its operand in the caller's vectors, if it has one;
+  // length_class() says the same. Accumulator and window chunk k have the size of chunk k of the
+  // vector that has more chunks; where all have one size, that of the vector that every rank has.
   ChunkRange range_of(const Step& step) const {
-    if (in_vectors(step.src)) return place_of(step.src).range;
-    if (in_vectors(step.dst)) return place_of(step.dst).range;
-    const Ref ref = step.src.space != Space::none ? step.src : step.dst;
-    const bool finer_input = program_.input_chunks >= program_.output_chunks;
-    return place_of({finer_input ? Space::input : Space::output, ref.chunk}).range;
+    const StepTraits& traits = traits_of(step.kind);
+    if (traits.reads && in_vectors(step.src)) return place_of(step.src).range;
+    if (traits.stores && in_vectors(step.dst)) return place_of(step.dst).range;
+    const bool more_inputs = program_.input_chunks >= program_.output_chunks;
+    if (length_classes(program_) == 1) {
+      const bool has_input = program_.input_chunks <= program_.output_chunks;
+      return place_of({has_input ? Space::input : Space::output, 0}).range;
+    }
+    const Ref ref = traits.reads ? step.src : step.dst;
+    return place_of({more_inputs ? Space::input : Space::output, ref.chunk}).range;
   }
 
   uint64_t largest_chunk() const {
