@@ -16,7 +16,7 @@ uint32_t fingerprint(const CallHeader& call) {
   mix(static_cast<uint64_t>(call.collective) | static_cast<uint64_t>(call.dtype) << 8 |
       static_cast<uint64_t>(call.reduce_op) << 16 | static_cast<uint64_t>(call.codec) << 24 |
       static_cast<uint64_t>(static_cast<uint32_t>(call.root)) << 32);
-  mix(call.algorithm);
+  mix(call.algorithm | static_cast<uint64_t>(call.layout) << 32);
   const auto folded = static_cast<uint32_t>(hash ^ (hash >> 32));
   return folded == 0 ? 1 : folded;
 }
@@ -26,8 +26,9 @@ std::string to_string(const CallHeader& call) {
   if (call.collective == Collective::barrier) return text;
   text += " (";
   if (call.reduce_op != ReduceOp::none) text += concat(name_of(call.reduce_op), ", ");
-  if (call.collective == Collective::broadcast) text += concat("root ", call.root, ", ");
-  return text + concat(call.count, " x ", name_of(call.dtype), ")");
+  if (traits_of(call.collective).rooted) text += concat("root ", call.root, ", ");
+  text += concat(call.count, " x ", name_of(call.dtype));
+  return text + (call.layout == 0 ? ")" : " in blocks of different lengths)");
 }
 
 std::string describe_mismatch(int rank, const CallHeader& mine, int peer,
@@ -45,6 +46,8 @@ std::string describe_mismatch(int rank, const CallHeader& mine, int peer,
     what = "roots differ";
   } else if (mine.codec != theirs.codec) {
     what = "codecs differ";
+  } else if (mine.layout != theirs.layout) {
+    what = "the blocks' lengths differ";
   } else {
     what = "algorithms differ (an algorithm= argument must be the same on every rank)";
   }
