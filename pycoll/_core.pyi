@@ -190,13 +190,14 @@ def check(
     depth: int = 2,
     rounds: int = 3,
     in_place: bool = True,
+    draws: int = 2,
     seed: int = 0,
 ) -> CheckResult:
     """Proves that the Programs of all ranks do what their collective promises.
 
     `depth`: slots of every FIFO; `rounds`: slices of the longest chunk; `in_place`: input and
-    output are the same memory, which includes the other case; `seed`: of the lengths that are
-    drawn for blocks that may differ.
+    output are the same memory, which includes the other case; `draws`: how often lengths are drawn
+    at random, from `seed` on, for blocks that may differ.
     """
 
 def trace(programs: Sequence[Program], inputs: Sequence[Sequence[float]], op: str = "sum") -> Trace:

@@ -69,7 +69,6 @@ class Communicator:
         name: str = "world",
         timeout: float = 1800.0,
         options: dict[str, str] | None = None,
-        _mapper: _core.SegmentMapper | None = None,
     ) -> None:
         if not 0 <= rank < world_size:
             raise _core.InvalidArgumentError(
@@ -84,7 +83,6 @@ class Communicator:
             prefix=f"pycoll/{name}",
             timeout=timeout,
             options=options or {},
-            mapper=_mapper,
         )
         # Also at exit, before the interpreter ends threads that still carry operations.
         weakref.finalize(self, self._core.close)

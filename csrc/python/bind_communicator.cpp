@@ -11,9 +11,11 @@
 
 #include "bind.h"
 #include "core/error.h"
+#include "core/host.h"
+#include "fork_hooks.h"
 #include "gil.h"
 #include "runtime/communicator.h"
-#include "transport/shm/shm_transport.h"
+#include "transport/network.h"
 
 namespace py = pybind11;
 
@@ -153,14 +155,13 @@ class PyCommunicator {
  public:
   PyCommunicator(py::object store, int rank, int world_size, const std::string& prefix,
                  double timeout, const std::map<std::string, std::string>& options,
-                 std::shared_ptr<shm::SegmentMapper> mapper) {
+                 NetworkRegistry& networks) {
     PythonStore adapter(std::move(store));
     BootstrapRequest request{&adapter, prefix, rank, world_size, Config::from_env(), check_signals};
     apply(options, request.config);
     const GilRelease release;
-    if (mapper == nullptr) mapper = std::make_shared<shm::SegmentMapper>();
-    communicator_ = Communicator::make(
-        request, std::make_unique<shm::ShmConnector>(std::move(mapper)), from_seconds(timeout));
+    communicator_ = Communicator::make(request, networks.network_for(prefix, request.config),
+                                       from_seconds(timeout));
   }
   ~PyCommunicator() {
     const GilRelease release;
@@ -251,20 +252,38 @@ void bind_calls(py::module_& m) {
       .def_property_readonly("sequence", &PyWork::sequence);
 }
 
+// (name, what it is, why this process cannot use it; empty when it can), best first.
+std::vector<std::tuple<std::string, std::string, std::string>> try_transports() {
+  std::vector<std::tuple<std::string, std::string, std::string>> rows;
+  const Config config = Config::from_env();
+  const GilRelease release;
+  for (const TransportRow& row : transports()) {
+    std::string reason;
+    try {
+      row.make()->describe(config);
+    } catch (const Error& error) {
+      reason = error.what();
+    }
+    rows.emplace_back(row.name, row.summary, reason);
+  }
+  return rows;
+}
+
 void bind_groups(py::module_& m) {
+  const auto networks = std::make_shared<NetworkRegistry>();
+  close_in_forked_children(networks);
   // The core's lock may be held by a thread that wants the GIL.
   const py::call_guard<GilRelease> without_gil;
 
-  py::class_<shm::SegmentMapper, std::shared_ptr<shm::SegmentMapper>>(m, "SegmentMapper")
-      .def(py::init<bool>(), py::arg("one_mapping_a_segment"));
-
   py::class_<PyCommunicator>(m, "CommunicatorCore")
-      .def(py::init<py::object, int, int, const std::string&, double,
-                    const std::map<std::string, std::string>&,
-                    std::shared_ptr<shm::SegmentMapper>>(),
-           py::kw_only(), py::arg("store"), py::arg("rank"), py::arg("world_size"),
-           py::arg("prefix"), py::arg("timeout"), py::arg("options"),
-           py::arg("mapper") = std::shared_ptr<shm::SegmentMapper>())
+      .def(
+          py::init([networks](py::object store, int rank, int world_size, const std::string& prefix,
+                              double timeout, const std::map<std::string, std::string>& options) {
+            return std::make_unique<PyCommunicator>(std::move(store), rank, world_size, prefix,
+                                                    timeout, options, *networks);
+          }),
+          py::kw_only(), py::arg("store"), py::arg("rank"), py::arg("world_size"),
+          py::arg("prefix"), py::arg("timeout"), py::arg("options"))
       .def("run", &PyCommunicator::run)
       .def("submit", &PyCommunicator::submit)
       .def("close", &PyCommunicator::close)
@@ -293,8 +312,10 @@ void bind_communicator(py::module_& m) {
   bind_groups(m);
   m.def("config_variables", &show_config,
         "Rows (name, value in force, default, help, must be equal on all ranks).");
-  m.def("shm_unavailable", &shm::why_unavailable,
-        "Why shared memory cannot be used by this process; empty when it can.");
+  m.def("try_transports", &try_transports,
+        "Rows (name, what it is, why this process cannot use it; empty when it can), best first.");
+  m.def("host_identity", &host_identity,
+        "Ranks with the same identity are on one host and share memory.");
 }
 
 }  // namespace pycoll

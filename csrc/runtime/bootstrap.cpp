@@ -4,13 +4,15 @@
 #include <sstream>
 
 #include "core/error.h"
+#include "core/host.h"
 #include "core/random.h"
 
 namespace pycoll {
 namespace {
 
-constexpr std::string_view kProtocol = "1";
+constexpr std::string_view kProtocol = "2";
 // Signals are served that often.
+constexpr size_t kAllPairs = 256;  // ranks
 constexpr Nanoseconds kLongestSleep = std::chrono::milliseconds(100);
 
 // A record is lines of "name value"; values have no newlines.
@@ -39,6 +41,7 @@ Record my_record(const BootstrapRequest& request, Connector& connector) {
   for (const ConfigVariable& variable : config_variables()) {
     if (variable.agreed) record[std::string(variable.name)] = variable.show(request.config);
   }
+  record["host"] = host_identity();
   record["transport"] = connector.describe(request.config);
   if (request.rank == 0) record["job_key"] = random_name();
   return record;
@@ -50,7 +53,7 @@ std::string key_of(const BootstrapRequest& request, int rank) {
 
 // Everything but these must be equal.
 bool may_differ(const std::string& name) {
-  return name == "transport" || name == "job_key";
+  return name == "transport" || name == "host" || name == "job_key";
 }
 
 void check_equal(const Record& first, const Record& record, size_t rank) {
@@ -88,15 +91,30 @@ std::vector<Record> collect(const BootstrapRequest& request, const Deadline& dea
   return records;
 }
 
-void check_viable(const Agreement& agreement, Connector& connector) {
+// Every rank looks at every pair, so all find the same pair that does not fit, and none waits for
+// one that found it alone. In a huge group each looks at its own pairs.
+void check_viable(const Agreement& agreement, Connector& connector, int own_rank) {
   const auto& all = agreement.descriptions;
-  for (size_t rank = 1; rank < all.size(); ++rank) {
-    const std::string reason = connector.why_not(all[0], all[rank]);
-    if (!reason.empty()) {
-      fail(ErrorKind::peer_failed, "no transport connects rank 0 and rank ", rank, ": ",
-           connector.name(), ": ", reason);
+  const auto own = static_cast<size_t>(own_rank);
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    for (size_t peer = rank + 1; peer < all.size(); ++peer) {
+      if (all.size() > kAllPairs && rank != own && peer != own) continue;
+      const std::string reason = connector.why_not(all[rank], all[peer]);
+      if (reason.empty()) continue;
+      fail(ErrorKind::peer_failed, "no transport connects rank ", rank, " and rank ", peer, ": ",
+           reason);
     }
   }
+}
+
+std::vector<int32_t> number_hosts(std::vector<Record>& records) {
+  std::map<std::string, int32_t> known;
+  std::vector<int32_t> hosts;
+  for (Record& record : records) {
+    hosts.push_back(
+        known.emplace(record["host"], static_cast<int32_t>(known.size())).first->second);
+  }
+  return hosts;
 }
 
 // A rank that gives up waiting takes its record with it: the next run in the same store would be
@@ -160,11 +178,13 @@ Agreement agree(const BootstrapRequest& request, Connector& connector, const Dea
   Agreement agreement;
   agreement.job_key = records[0]["job_key"];
   for (Record& record : records) agreement.descriptions.push_back(record["transport"]);
-  check_viable(agreement, connector);
+  agreement.hosts = number_hosts(records);
+  check_viable(agreement, connector, request.rank);
   return agreement;
 }
 
-std::unique_ptr<Transport> bootstrap(const BootstrapRequest& request, Connector& connector) {
+std::unique_ptr<Transport> bootstrap(const BootstrapRequest& request, Connector& connector,
+                                     std::vector<int32_t>& hosts) {
   const auto timeout = std::chrono::duration<double>(request.config.connect_timeout);
   const Deadline deadline = Deadline::after(std::chrono::duration_cast<Nanoseconds>(timeout));
   Agreement agreement;
@@ -183,6 +203,9 @@ std::unique_ptr<Transport> bootstrap(const BootstrapRequest& request, Connector&
   connect.world_size = request.world_size;
   connect.job_key = agreement.job_key;
   connect.descriptions = std::move(agreement.descriptions);
+  connect.serves.assign(connect.descriptions.size(), true);
+  connect.serves[static_cast<size_t>(request.rank)] = false;
+  hosts = std::move(agreement.hosts);
   connect.geometry = {request.config.slot_bytes, static_cast<uint32_t>(request.config.fifo_depth),
                       request.config.window_bytes};
   connect.deadline = deadline;

@@ -24,6 +24,7 @@ struct BootstrapRequest {
 // What all ranks agreed on.
 struct Agreement {
   std::string job_key;
+  std::vector<int32_t> hosts;             // of each rank, numbered by first appearance
   std::vector<std::string> descriptions;  // of the transport, by rank
 };
 
@@ -33,7 +34,9 @@ struct Agreement {
 //   values; Error(peer_failed)       when no transport serves all pairs, with the reason of each.
 Agreement agree(const BootstrapRequest& request, Connector& connector, const Deadline& deadline);
 
-// agree(), connect, and tidy up the store.
-std::unique_ptr<Transport> bootstrap(const BootstrapRequest& request, Connector& connector);
+// agree(), connect, and tidy up the store. Returns on every rank or on none: a rank that gives up
+// tells those that it has reached. `hosts` becomes Agreement::hosts.
+std::unique_ptr<Transport> bootstrap(const BootstrapRequest& request, Connector& connector,
+                                     std::vector<int32_t>& hosts);
 
 }  // namespace pycoll

@@ -80,7 +80,8 @@ Communicator::Communicator(const BootstrapRequest& request, std::unique_ptr<Conn
       timeout_(timeout),
       selector_(config_.algo),
       isa_(choose_isa(config_.isa)),
-      transport_(bootstrap(request, *connector)),
+      connector_(std::move(connector)),
+      transport_(bootstrap(request, *connector_, hosts_)),
       wait_policy_(choose_wait_policy(world_size_, config_.spin_us)),
       spin_budget_(wait_policy_),
       executor_(
@@ -93,7 +94,7 @@ Communicator::Communicator(const BootstrapRequest& request, std::unique_ptr<Conn
           rank_, world_size_) {}
 
 std::shared_ptr<Communicator> Communicator::make(const BootstrapRequest& request,
-                                                 std::unique_ptr<Connector> connector,
+                                                 std::shared_ptr<Connector> connector,
                                                  Nanoseconds timeout) {
   const auto destroy = [](Communicator* dying) {
     // In a forked child the threads and the peers are the parent's, and so may be a lock that was

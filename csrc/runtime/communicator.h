@@ -37,9 +37,10 @@ using Interrupt = std::function<void()>;
 
 class Communicator {
  public:
-  // Connects to all ranks; throws what bootstrap() throws.
+  // Connects to all ranks; throws what bootstrap() throws. The connector lives at least as long as
+  // the group, and may serve others.
   static std::shared_ptr<Communicator> make(const BootstrapRequest& request,
-                                            std::unique_ptr<Connector> connector,
+                                            std::shared_ptr<Connector> connector,
                                             Nanoseconds timeout);
   // Leaves in good order; operations that are still queued fail.
   ~Communicator();
@@ -80,7 +81,7 @@ class Communicator {
   void throw_if_dead() const;
 
  private:
-  Communicator(const BootstrapRequest& request, std::unique_ptr<Connector> connector,
+  Communicator(const BootstrapRequest& request, std::shared_ptr<Connector> connector,
                Nanoseconds timeout);
 
   using PlanKey = std::tuple<Collective, const Algorithm*, int>;
@@ -144,6 +145,8 @@ class Communicator {
   // Before the transport: a bad name is an error before anybody connects.
   const Selector selector_;
   const Isa isa_;
+  const std::shared_ptr<Connector> connector_;
+  std::vector<int32_t> hosts_;  // of each rank, by first appearance; set by bootstrap()
   std::unique_ptr<Transport> transport_;
   const WaitPolicy wait_policy_;
   // Used by the driving thread alone; driving_, under mutex_, passes them on.

@@ -11,7 +11,6 @@
 #include "core/error.h"
 #include "python/gil.h"
 #include "torch/tensors.h"
-#include "transport/shm/shm_transport.h"
 
 namespace pycoll::torch_adapter {
 namespace {
@@ -98,7 +97,8 @@ std::shared_ptr<Communicator> connect(const GroupRequest& request) {
                                    request.world_size,
                                    Config::from_env(),
                                    request.interrupt};
-  return Communicator::make(bootstrap, std::make_unique<shm::ShmConnector>(),
+  return Communicator::make(bootstrap,
+                            request.networks->network_for(bootstrap.prefix, bootstrap.config),
                             time_limit(request.timeout));
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "runtime/communicator.h"
+#include "transport/network.h"
 
 namespace pycoll::torch_adapter {
 
@@ -24,6 +25,7 @@ struct GroupRequest {
   std::string group_id;
   std::vector<uint64_t> global_ranks;
   Interrupt interrupt;
+  std::shared_ptr<NetworkRegistry> networks;
 };
 
 // An asynchronous operation. Keeps the tensors alive; its future is made only when somebody asks.

@@ -6,6 +6,7 @@
 #include <functional>
 #include <mutex>
 
+#include "python/fork_hooks.h"
 #include "python/gil.h"
 #include "torch/backend.h"
 
@@ -46,12 +47,13 @@ using CreateBackend = c10::intrusive_ptr<Backend>(const c10::intrusive_ptr<c10d:
                                                   const std::vector<uint64_t>& global_ranks,
                                                   const py::object& options);
 
-std::function<CreateBackend> backend_creator(std::shared_ptr<OpenGroups> groups) {
-  return [groups = std::move(groups)](const auto& store, int rank, int world_size, auto timeout,
-                                      const auto& group_id, const auto& global_ranks,
-                                      const py::object& /*options*/) {
-    const GroupRequest request{store,    rank,         world_size,   timeout,
-                               group_id, global_ranks, check_signals};
+std::function<CreateBackend> backend_creator(std::shared_ptr<OpenGroups> groups,
+                                             std::shared_ptr<NetworkRegistry> networks) {
+  return [groups = std::move(groups), networks = std::move(networks)](
+             const auto& store, int rank, int world_size, auto timeout, const auto& group_id,
+             const auto& global_ranks, const py::object& /*options*/) {
+    const GroupRequest request{store,    rank,         world_size,    timeout,
+                               group_id, global_ranks, check_signals, networks};
     auto backend = c10::make_intrusive<Backend>(request);
     groups->add(backend->communicator());
     return backend;
@@ -71,7 +73,9 @@ PYBIND11_MODULE(PYCOLL_MODULE, m) {
            py::call_guard<py::gil_scoped_release>());
 
   const auto groups = std::make_shared<OpenGroups>();
-  m.def("create_backend", backend_creator(groups));
+  const auto networks = std::make_shared<NetworkRegistry>();
+  close_in_forked_children(networks);
+  m.def("create_backend", backend_creator(groups, networks));
   py::module_::import("atexit").attr("register")(py::cpp_function(
       [groups] { groups->close_all(); }, py::call_guard<py::gil_scoped_release>()));
 }

@@ -93,8 +93,10 @@ def transports() -> list[Finding]:
     problems = machine.shared_memory_problems()
     module = core()
     # What the transport itself says is what counts; the probe says which part it is.
-    if module is not None and hasattr(module, "shm_unavailable") and module.shm_unavailable():
-        problems.insert(0, module.shm_unavailable())
+    if module is not None:
+        reasons = {name: reason for name, _, reason in module.try_transports()}
+        if reasons.get("shm"):
+            problems.insert(0, reasons["shm"])
     if problems:
         advice = (
             "ranks of this machine cannot share memory; look at the container's seccomp "

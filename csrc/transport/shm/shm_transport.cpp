@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/error.h"
@@ -22,12 +23,16 @@ std::vector<End> make_ends(int world_size, const std::function<FifoPlace(int, in
 }  // namespace
 
 ShmTransport::ShmTransport(const ConnectRequest& request, std::vector<SharedMapping> segments,
-                           std::vector<Link> links)
+                           std::unique_ptr<Port> port)
     : rank_(request.rank),
       world_size_(request.world_size),
       layout_(request.world_size, request.geometry),
-      segments_(std::move(segments)) {
+      segments_(std::move(segments)),
+      port_(std::move(port)) {
+  const auto reached = [](const SharedMapping& segment) { return segment != nullptr; };
+  reaches_all_ = std::all_of(segments_.begin(), segments_.end(), reached);
   const auto place = [this](int receiver, int sender, int channel, int other) {
+    if (!segments_[static_cast<size_t>(other)]) return FifoPlace{};
     return FifoPlace{segments_[static_cast<size_t>(receiver)]->data(), &layout_, sender, channel,
                      &control(other).sleeping};
   };
@@ -35,7 +40,7 @@ ShmTransport::ShmTransport(const ConnectRequest& request, std::vector<SharedMapp
       world_size_, [&](int peer, int channel) { return place(peer, rank_, channel, peer); });
   receivers_ = make_ends<ShmRecvEnd>(
       world_size_, [&](int peer, int channel) { return place(rank_, peer, channel, peer); });
-  watch_ = std::make_unique<PeerWatch>(std::move(links), [this] { wake(); });
+  port_->on_news([this] { wake(); });
 }
 
 SendEnd& ShmTransport::sender(int peer, int channel) {
@@ -94,7 +99,8 @@ int ShmTransport::ready_stage(int peer) {
 
 void ShmTransport::wake_peers() {
   for (int peer = 0; peer < world_size_; ++peer) {
-    if (peer != rank_) wake_if_sleeping(control(peer).sleeping);
+    const bool reached = segments_[static_cast<size_t>(peer)] != nullptr;
+    if (peer != rank_ && reached) wake_if_sleeping(control(peer).sleeping);
   }
 }
 

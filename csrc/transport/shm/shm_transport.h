@@ -1,15 +1,15 @@
 // Shared memory between the processes of one host, to the contract of transport/transport.h.
 //
-// Every rank makes one segment (layout.h), passes its descriptor to each peer over an abstract unix
-// socket, and maps theirs. FIFOs and flags that a rank polls lie in its own segment.
+// Every rank makes one segment (layout.h), passes its descriptor to each peer over the connection
+// of their two processes (endpoints.h), and maps theirs. FIFOs and flags that a rank polls lie in
+// its own segment.
 #pragma once
 
 #include <memory>
 #include <vector>
 
 #include "transport/shm/fifo.h"
-#include "transport/shm/link.h"
-#include "transport/shm/peer_watch.h"
+#include "transport/shm/port.h"
 #include "transport/shm/segment.h"
 #include "transport/transport.h"
 
@@ -18,12 +18,13 @@ namespace pycoll::shm {
 class ShmTransport final : public Transport, private Window {
  public:
   ShmTransport(const ConnectRequest& request, std::vector<SharedMapping> segments,
-               std::vector<Link> links);
+               std::unique_ptr<Port> port);
 
   const char* name() const override { return "shm"; }
   SendEnd& sender(int peer, int channel) override;
   RecvEnd& receiver(int peer, int channel) override;
-  Window* window() override { return this; }
+  // Only where this rank reads all others: a window is for all ranks or for none.
+  Window* window() override { return reaches_all_ ? this : nullptr; }
 
   void announce(const CallHeader& call) override;
   std::optional<CallHeader> call_of(int peer, uint64_t sequence) override;
@@ -39,10 +40,10 @@ class ShmTransport final : public Transport, private Window {
   void wake() override;
   bool shares_cpu_with(int peer) override;
 
-  PeerState peer_state(int peer) override { return watch_->state(peer); }
-  std::optional<std::string> peer_abort() override { return watch_->peer_abort(); }
-  void send_abort(const std::string& reason) override { watch_->send_abort(reason); }
-  void leave() override { watch_->leave(); }
+  PeerState peer_state(int peer) override { return port_->state(peer); }
+  std::optional<std::string> peer_abort() override { return port_->peer_abort(); }
+  void send_abort(const std::string& reason) override { port_->send_abort(reason); }
+  void leave() override { port_->leave(); }
 
  private:
   std::byte* local(int lane, int parity) override;
@@ -58,34 +59,34 @@ class ShmTransport final : public Transport, private Window {
 
   int rank_;
   int world_size_;
+  bool reaches_all_;
   Layout layout_;
-  std::vector<SharedMapping> segments_;
-  std::vector<ShmSendEnd> senders_;    // [peer][channel]
-  std::vector<ShmRecvEnd> receivers_;  // [peer][channel]
-  std::unique_ptr<PeerWatch> watch_;   // last: its thread rings our doorbell until it is joined
+  std::vector<SharedMapping> segments_;  // by rank; none of a peer that is reached another way
+  std::vector<ShmSendEnd> senders_;      // [peer][channel]
+  std::vector<ShmRecvEnd> receivers_;    // [peer][channel]
+  std::unique_ptr<Port> port_;           // last: it rings our doorbell until it is gone
 };
 
 class ShmConnector final : public Connector {
  public:
   explicit ShmConnector(std::shared_ptr<SegmentMapper> mapper = std::make_shared<SegmentMapper>());
+  ~ShmConnector() override;
 
   const char* name() const override { return "shm"; }
   std::string describe(const Config& config) override;
   std::string why_not(const std::string& description, const std::string& other) override;
   std::unique_ptr<Transport> connect(const ConnectRequest& request) override;
 
+  void before_fork() override;
+  void after_fork_parent() override;
+  void after_fork_child() override;
+
  private:
-  struct Mesh;  // what has been connected so far
+  std::shared_ptr<Endpoints> endpoints();
 
   std::shared_ptr<SegmentMapper> mapper_;
-  std::unique_ptr<Listener> listener_;
+  std::mutex setup_;
+  std::shared_ptr<Endpoints> endpoints_;  // made when first asked for; guarded by setup_
 };
-
-// Shared memory and abstract sockets reach every process with the same boot and network namespace.
-std::string host_identity();
-
-// What keeps this process from using shared memory at all; empty when nothing does. Tries it for
-// real.
-std::string why_unavailable();
 
 }  // namespace pycoll::shm

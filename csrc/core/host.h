@@ -1,0 +1,12 @@
+// Which machine, or which part of one, this process runs on.
+#pragma once
+
+#include <string>
+
+namespace pycoll {
+
+// Boot id and network, mount, pid and user namespaces: processes with the same can share memory,
+// see each other's pids and reach each other's sockets. One word of text.
+std::string host_identity();
+
+}  // namespace pycoll
