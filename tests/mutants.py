@@ -226,8 +226,8 @@ MUTANTS = [
     Mutant(
         "no_recheck",
         "csrc/runtime/driving.cpp",
-        "if (executor_.advance() || executor_.done()) {",
-        "if (executor_.done()) {",
+        "if (advance() || something_ended() ||",
+        "if (something_ended() ||",
         "what came just before the announcement is slept over",
         "recheck",
         ("went to sleep though",),
@@ -244,8 +244,8 @@ MUTANTS = [
     Mutant(
         "reason_overlooked",
         "csrc/runtime/failure.cpp",
-        "    if (const auto text = transport_->peer_abort()) fail(ErrorKind::aborted, *text);\n",
-        "",
+        "fail(ErrorKind::aborted, *text);\n  return false;\n",
+        ";\n  return false;\n",
         "a peer that aborted and left is blamed for leaving",
         "abort_and_leave",
         ("an error of another kind",),

@@ -127,6 +127,7 @@ bool becomes_true(const std::atomic<bool>& flag) {
 // The schedule that loses a wake-up when the sleeper does not look again: the peer does its part
 // after the sleeper's last look and before the sleeper says that it sleeps.
 void recheck_once(const Algorithm& algorithm, uint64_t seed) {
+  std::atomic<bool> connected{false};  // ranks sleep while they connect, too
   std::atomic<bool> about_to_sleep{false};
   std::atomic<bool> peer_done{false};
   std::atomic<int> sleeps{0};
@@ -135,6 +136,7 @@ void recheck_once(const Algorithm& algorithm, uint64_t seed) {
   options.delays = false;
   options.config.spin_us = 0;
   options.hooks[1].before_prepare_sleep = [&] {
+    if (!connected) return;
     about_to_sleep = true;
     becomes_true(peer_done);
   };
@@ -142,6 +144,7 @@ void recheck_once(const Algorithm& algorithm, uint64_t seed) {
   run_world(options, [&](Rank& self) {
     const Case one{&algorithm, DType::int32, ReduceOp::none, 5, 0, false, seed};
     Vectors vectors(one, self.rank, self.world_size);
+    if (self.rank == 1) connected = true;
     if (self.rank == 0) check(becomes_true(about_to_sleep), "rank 1 never went to sleep");
     self.communicator.run(vectors.request(), nullptr);
     if (self.rank == 0) peer_done = true;

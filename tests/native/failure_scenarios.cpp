@@ -87,7 +87,7 @@ void abort_recheck(const Settings& settings) {
     options.delays = false;
     options.config.spin_us = 0;
     options.hooks[1].before_prepare_sleep = [&] {
-      if (!aborted.exchange(true)) sleeper.load()->abort("enough");
+      if (sleeper != nullptr && !aborted.exchange(true)) sleeper.load()->abort("enough");
     };
     options.hooks[1].before_sleep = [&] { sleeps += aborted ? 1 : 0; };
     run_world(options, [&](Rank& self) {
