@@ -111,8 +111,9 @@ void abort_and_leave(const Settings& settings) {
     options.seed = seed++;
     options.delays = false;
     options.config.spin_us = 0;
-    bool waits = false;  // rank 1, inside an operation
-    options.hooks[1].before_prepare_sleep = [&] { waits = true; };
+    bool connected = false;  // rank 1, whose thread this is
+    bool waits = false;      // inside an operation
+    options.hooks[1].before_prepare_sleep = [&] { waits = connected; };
     options.hooks[1].after_peer_abort = [&](Transport& inner) {
       if (!waits || looked.exchange(true)) return;
       const Deadline deadline = Deadline::after(std::chrono::seconds(10));
@@ -122,6 +123,7 @@ void abort_and_leave(const Settings& settings) {
     };
     run_world(options, [&](Rank& self) {
       if (self.rank == 1) {
+        connected = true;
         const Error error = run_until_error(self);
         return check_error(error, {ErrorKind::aborted}, "rank 0 aborted the group: enough");
       }
