@@ -25,27 +25,107 @@ Rows = pytest.mark.parametrize(("collective", "row"), ROWS, ids=ROW_IDS)
 # ---- accepted --------------------------------------------------------------------------------
 
 
-@Rows
-@pytest.mark.parametrize("rounds", [1, 3])
-def test_every_world_size_to_64(collective: str, row: _core.AlgorithmInfo, rounds: int) -> None:
-    for world_size in range(1, 65):
-        roots = {0, world_size // 2, world_size - 1} if collective == "broadcast" else {0}
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+# Every rank with every other: as many FIFOs as pairs, too many for the largest worlds.
+PAIRWISE = ("direct",)
+
+
+def topologies(world_size: int) -> list[list[int]]:
+    """Hosts of the ranks, numbered by first appearance."""
+    numbered = [
+        [r * 2 // world_size for r in range(world_size)],  # equal halves
+        [r % 2 for r in range(world_size)],  # interleaved
+        [0] * (world_size - 1) + [1],  # all but one
+        [0] + [1] * (world_size - 1),
+        [r % 3 for r in range(world_size)],
+        [min(r, 2) for r in range(world_size)],  # one, one and the rest
+        [(r // 2) % 3 if r < 6 else 0 for r in range(world_size)],
+        list(range(world_size)),  # a host each
+        [0] * world_size,
+    ]
+    return [hosts for i, hosts in enumerate(numbered) if hosts not in numbered[:i]]
+
+
+def prove(collective: str, row: _core.AlgorithmInfo, world_sizes: range, rounds: int) -> None:
+    for world_size in world_sizes:
+        roots = {0, world_size // 2, world_size - 1} if collective in ROOTED else {0}
         for root in roots:
             programs = _core.build_programs(collective, row.name, world_size, root)
-            for depth in {row.min_depth, 2, 3, 4}:
-                result = _core.check(programs, depth=depth, rounds=rounds)
-                assert result.ok, (world_size, depth, result)
+            for depth in {row.min_depth, 2, 4}:
+                result = _core.check(programs, depth=depth, rounds=rounds, seed=world_size)
+                assert result.ok, (world_size, root, depth, result)
                 assert result.kind == "ok"
                 assert result.message == ""
 
 
 @Rows
-@pytest.mark.parametrize("world_size", [65, 100, 127, 128, 255, 1024])
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_every_world_size_to_32(collective: str, row: _core.AlgorithmInfo, rounds: int) -> None:
+    prove(collective, row, range(1, 33), rounds)
+
+
+@pytest.mark.full
+@Rows
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_every_world_size_to_64(collective: str, row: _core.AlgorithmInfo, rounds: int) -> None:
+    prove(collective, row, range(33, 65), rounds)
+
+
+@Rows
+@pytest.mark.parametrize("world_size", [65, 100, 128])
+def test_larger_worlds(collective: str, row: _core.AlgorithmInfo, world_size: int) -> None:
+    programs = _core.build_programs(collective, row.name, world_size, root=world_size // 3 % 2)
+    result = _core.check(programs, depth=row.min_depth)
+    assert result.ok, result
+
+
+@pytest.mark.full
+@Rows
+@pytest.mark.parametrize("world_size", [127, 255, 1024])
 def test_large_worlds(collective: str, row: _core.AlgorithmInfo, world_size: int) -> None:
+    if row.name in PAIRWISE and world_size > 255:
+        pytest.skip("a million FIFOs")
     result = _core.check(
         _core.build_programs(collective, row.name, world_size), depth=row.min_depth
     )
     assert result.ok, result
+
+
+@pytest.mark.parametrize(
+    ("collective", "row"), [(c, a) for c, a in ROWS if c in ROOTED], ids=lambda x: getattr(x, "name", x)
+)
+def test_every_root(collective: str, row: _core.AlgorithmInfo) -> None:
+    for world_size in range(1, 14):
+        for root in range(world_size):
+            programs = _core.build_programs(collective, row.name, world_size, root)
+            for in_place in (False, True):
+                result = _core.check(programs, row.min_depth, in_place=in_place)
+                assert result.ok, (world_size, root, in_place, result)
+
+
+@Rows
+def test_every_topology(collective: str, row: _core.AlgorithmInfo) -> None:
+    for world_size in (*range(2, 10), 12, 17):
+        for hosts in topologies(world_size):
+            for root in {0, world_size - 1} if collective in ROOTED else {0}:
+                programs = _core.build_programs(collective, row.name, world_size, root, hosts)
+                for depth in {row.min_depth, 4}:
+                    result = _core.check(programs, depth)
+                    assert result.ok, (world_size, hosts, root, depth, result)
+
+
+@pytest.mark.parametrize(
+    ("collective", "row"),
+    [(c, a) for c, a in ROWS if c in ("all_gather", "reduce_scatter", "all_to_all")],
+    ids=lambda x: getattr(x, "name", x),
+)
+def test_blocks_of_any_lengths(collective: str, row: _core.AlgorithmInfo) -> None:
+    for world_size in (2, 3, 4, 5, 8, 11):
+        programs = _core.build_programs(collective, row.name, world_size)
+        for rounds in (1, 2, 5):
+            for depth in {row.min_depth, 3}:
+                result = _core.check(programs, depth, rounds, draws=8, seed=rounds)
+                assert result.ok, (world_size, rounds, depth, result)
 
 
 @Rows
@@ -426,3 +506,123 @@ def test_barrier_of_two_halves() -> None:
     for program in programs:
         program.groups = [[0, 1] if program.rank < 2 else [2, 3]]
     rejected(programs, "wrong_result", ", lane 0, step 0", "ends here before rank 2")
+
+
+# ---- rooted collectives and all_to_all -----------------------------------------------------------
+
+
+def test_partial_sum_of_another_rank() -> None:
+    # Rank 2 gives its parent what it received, without its own part.
+    programs = _core.build_programs("reduce", "ring", 4, root=0)
+    edit(programs[2], lambda s: s.__setitem__(0, message_step("recv_send", from_rank=1, to_rank=3)))
+    rejected(programs, "mismatch", "rank 3, lane 0, step 0", "expects a partial and gets a value")
+    edit(programs[3], lambda s: setattr(s[0], "wire", "value"))
+    rejected(programs, "wrong_result", "rank 0, lane 0", "the part of rank 2 is missing")
+
+
+def test_sum_that_begins_at_the_wrong_place() -> None:
+    programs = _core.build_programs("reduce", "direct", 4, root=1)
+
+    def swap(steps: list[Step]) -> None:
+        steps[0].from_rank, steps[1].from_rank = steps[1].from_rank, steps[0].from_rank
+
+    edit(programs[1], swap)
+    rejected(programs, "wrong_order", "((1 + 3) + 2)", "rank 3 comes after rank 1")
+
+
+def test_swapped_blocks_of_a_gather() -> None:
+    programs = _core.build_programs("gather", "ring", 4, root=3)
+
+    def swap(steps: list[Step]) -> None:
+        steps[1].dst, steps[2].dst = steps[2].dst, steps[1].dst
+
+    edit(programs[3], swap)
+    rejected(programs, "wrong_result", "rank 3, lane 0, step", "it must be chunk 0 of rank")
+
+
+def test_block_that_is_kept_too_early() -> None:
+    # The first rank of the chain keeps the block of the last.
+    programs = _core.build_programs("scatter", "ring", 4, root=0)
+    edit(programs[1], lambda s: s.insert(0, s.pop()))
+    rejected(programs, "wrong_result", "rank 1, lane 0, step 0", "it must be chunk 1 of rank 0")
+
+
+def test_block_for_another_rank() -> None:
+    programs = build("all_to_all", "direct", 4)
+
+    def swap(steps: list[Step]) -> None:
+        steps[0].src, steps[2].src = steps[2].src, steps[0].src
+
+    edit(programs[2], swap)
+    rejected(programs, "wrong_result", "it must be chunk", "of rank 2")
+
+
+def test_blocks_in_the_order_of_a_neighbour() -> None:
+    # Everybody receives before it sends.
+    programs = build("all_to_all", "direct", 3)
+    for program in programs:
+
+        def receive_first(steps: list[Step]) -> None:
+            steps[0], steps[1] = steps[1], steps[0]
+
+        edit(program, receive_first)
+    rejected(programs, "deadlock", "waits for a message")
+
+
+def test_lengths_that_only_differ_when_drawn() -> None:
+    """Rank 0 passes rank 1's block on in its own window; every block has room, but not one length."""
+    programs = build("all_gather", "one_shot", 3)
+
+    def through_the_window(steps: list[Step]) -> None:
+        last = steps[-1]
+        steps[-1:] = [
+            message_step("copy_from", dst=Ref("window", 1), from_rank=last.from_rank),
+            message_step("copy", src=Ref("window", 1), dst=last.dst),
+        ]
+
+    for program in programs:
+        program.window_chunks = 2
+    edit(programs[0], through_the_window)
+    assert _core.check(programs, draws=0).ok
+    rejected(programs, "mismatch", "window[", "which has another size")
+
+
+@pytest.mark.parametrize("collective", ["reduce", "gather", "scatter"])
+def test_missing_barrier_of_a_root(collective: str) -> None:
+    for world_size in (2, 3, 4):
+        programs = _core.build_programs(collective, "one_shot", world_size, root=1)
+        for program in programs:
+            edit(program, lambda s: [s.remove(x) for x in list(s) if x.kind == "barrier"])
+        rejected(programs, "race", "window[")
+
+
+def test_ring_of_another_order() -> None:
+    hosts = [0, 1, 0, 1]
+    programs = _core.build_programs("all_reduce", "ring", 4, hosts=hosts)
+    assert [p.ring for p in programs] == [[0, 2, 1, 3]] * 4
+    assert _core.check(programs).ok
+    for program in programs:
+        program.ring = []
+    rejected(programs, "wrong_order", "rank 1 comes after rank 2")
+    programs = _core.build_programs("all_reduce", "ring", 4, hosts=hosts)
+    programs[3].ring = [0, 1, 2, 3]
+    assert "rank 3 (Program 3 of 4): another ring" in _core.check(programs).message
+
+
+def test_hierarchical_sums_with_swapped_sides() -> None:
+    hosts = [0, 1, 0, 1, 0]
+    swapped = 0
+    for rank in range(5):
+        pristine = _core.build_programs("all_reduce", "hierarchical", 5, hosts=hosts)
+        for index, step in enumerate(pristine[rank].steps(0)):
+            if not step.kind.startswith("recv_reduce"):
+                continue
+            programs = _core.build_programs("all_reduce", "hierarchical", 5, hosts=hosts)
+
+            def swap(steps: list[Step], index: int = index) -> None:
+                steps[index].received_first = not steps[index].received_first
+
+            edit(programs[rank], swap)
+            rejected(programs, "wrong_order", " + ")
+            swapped += 1
+    assert swapped >= 10

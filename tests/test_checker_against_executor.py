@@ -30,6 +30,15 @@ PATIENCE = 30.0
 DEADLOCK_PATIENCE = 0.2
 AT_ONCE = 4
 
+# Those whose vectors are blocks, one or one a rank; the others cut one vector.
+BLOCKS = {
+    "all_gather": ("one", "world"),
+    "reduce_scatter": ("world", "one"),
+    "gather": ("one", "world"),
+    "scatter": ("world", "one"),
+    "all_to_all": ("world", "world"),
+}
+
 Array = npt.NDArray[np.float32]
 
 
@@ -38,12 +47,12 @@ class Shape:
     """Sizes such that every chunk has exactly `ROUNDS` slices, by message and by window alike."""
 
     slice: int
-    count: int  # elements of the smaller vector: of one block for all_gather and reduce_scatter
+    count: int  # elements of a block
 
     @classmethod
     def of(cls, program: Program) -> Shape:
         slice_ = WINDOW_BYTES // max(program.window_chunks, 4) // 4 // 16 * 16
-        blocks = program.collective in ("all_gather", "reduce_scatter")
+        blocks = program.collective in BLOCKS
         chunks = 1 if blocks else max(program.input_chunks, program.output_chunks)
         return cls(slice_, slice_ * ROUNDS * chunks)
 
@@ -60,25 +69,60 @@ def data_of(rank: int, count: int) -> Array:
     return np.random.default_rng(rank).integers(-1000, 1000, count).astype(np.float32)
 
 
-def call(group: pycoll.Communicator, collective: str, count: int) -> bool:
-    """Runs the collective; whether this rank's result is right."""
-    w, rank = group.world_size, group.rank
-    if collective == "all_reduce":
-        array = data_of(rank, count)
-        group.all_reduce(array)
-        return bool((array == sum(data_of(r, count) for r in range(w))).all())
-    if collective == "all_gather":
-        output = np.zeros((w, count), np.float32)
-        group.all_gather(output, data_of(rank, count))
-        return all((output[r] == data_of(r, count)).all() for r in range(w))
-    if collective == "reduce_scatter":
-        result = np.zeros(count, np.float32)
-        group.reduce_scatter(result, data_of(rank, w * count).reshape(w, count))
-        whole = sum(data_of(r, w * count) for r in range(w))
-        return bool((result == np.asarray(whole).reshape(w, count)[rank]).all())
-    array = data_of(rank, count)
-    group.broadcast(array, root=0)
-    return bool((array == data_of(0, count)).all())
+@dataclass
+class Vectors:
+    """A rank's blocks for one call, and what its outputs must hold; sums are exact."""
+
+    inputs: list[Array]
+    outputs: list[Array]
+    expected: list[Array]
+
+    @classmethod
+    def of(cls, program: Program, count: int) -> Vectors:
+        w, rank, root = program.world_size, program.rank, program.root
+        collective = program.collective
+        parts = w if BLOCKS.get(collective, ("", ""))[0] == "world" else 1
+        everybody = [data_of(r, parts * count).reshape(parts, count) for r in range(w)]
+        total = np.sum(everybody, axis=0, dtype=np.float32)
+        expected = {
+            "all_reduce": total,
+            "reduce": total,
+            "reduce_scatter": total[rank % parts : rank % parts + 1],
+            "broadcast": everybody[root],
+            "all_gather": np.concatenate(everybody),
+            "gather": np.concatenate(everybody),
+            "scatter": everybody[root][rank % parts : rank % parts + 1],
+            "all_to_all": np.stack([blocks[rank % parts] for blocks in everybody]),
+        }[collective]
+        if collective in ("reduce", "gather") and rank != root:
+            expected = expected[:0]
+        inputs = list(everybody[rank]) if collective != "scatter" or rank == root else []
+        # In place where input and output are alike: the harder case.
+        alike = collective not in BLOCKS
+        outputs = inputs[: len(expected)] if alike else list(np.zeros_like(expected))
+        return cls(inputs, outputs, [row.copy() for row in expected])
+
+    def run(self, group: pycoll.Communicator, program: Program) -> bool:
+        """Whether this rank's result is right."""
+        reduces = "reduce" in program.collective
+        kept = [block.copy() for block in self.inputs]
+        group._core.run(
+            _core.Call(
+                collective=program.collective,
+                inputs=self.inputs,
+                outputs=self.outputs,
+                dtype="float32",
+                op="sum" if reduces else "none",
+                count=self.inputs[0].size if self.inputs else self.outputs[0].size,
+                root=program.root,
+                algorithm="auto",
+                timeout=None,
+                on_result=None,
+            )
+        )
+        if program.collective in ("reduce", "gather") and not self.outputs:
+            return all((a == b).all() for a, b in zip(self.inputs, kept, strict=True))
+        return all((a == b).all() for a, b in zip(self.outputs, self.expected, strict=True))
 
 
 def run_mutant(programs: list[Program], depth: int, patience: float) -> list[object]:
@@ -98,7 +142,8 @@ def run_mutant(programs: list[Program], depth: int, patience: float) -> list[obj
         )
         try:
             group._core.override_program(programs[rank])
-            results[rank] = call(group, programs[0].collective, shape.count)
+            vectors = Vectors.of(programs[rank], shape.count)
+            results[rank] = vectors.run(group, programs[rank])
         except pycoll.Error as error:
             results[rank] = error
         finally:
@@ -119,7 +164,7 @@ def run_mutant(programs: list[Program], depth: int, patience: float) -> list[obj
 
 def judge(programs: list[Program], depth: int) -> tuple[str, str | None]:
     """The checker's verdict, and what the executor did that disagrees with it."""
-    verdict = _core.check(programs, depth=depth, rounds=ROUNDS, in_place=True)
+    verdict = _core.check(programs, depth=depth, rounds=ROUNDS, in_place=True, draws=0)
     if verdict.ok:
         results = run_mutant(programs, depth, PATIENCE)
         if results != [True] * len(programs):

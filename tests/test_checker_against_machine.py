@@ -17,6 +17,7 @@ from pycoll._core import Program, Ref, Step
 ROWS = [
     (c, a.name) for c in _core.collectives() if c != "barrier" for a in _core.algorithms(c)
 ]  # a barrier moves no data that could be wrong
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
 SCHEDULES = 4
 
 
@@ -41,7 +42,8 @@ def change_step(rng: random.Random, step: Step, world_size: int) -> None:
     elif what == "remote":
         step.remote_chunk = chunk
     else:
-        step.kind = rng.choice(["send", "recv", "recv_reduce", "copy", "barrier", "copy_from"])
+        kinds = ["send", "recv", "recv_send", "recv_reduce", "copy", "barrier", "copy_from"]
+        step.kind = rng.choice(kinds)
 
 
 def mutate(rng: random.Random, program: Program) -> None:
@@ -71,7 +73,9 @@ def mutants(collective: str, algorithm: str, count: int) -> list[list[Program]]:
     rng = random.Random(f"{collective} {algorithm}")
     found = []
     while len(found) < count:
-        programs = _core.build_programs(collective, algorithm, rng.choice([2, 3, 3, 4]))
+        world_size = rng.choice([2, 3, 3, 4])
+        root = rng.randrange(world_size) if collective in ROOTED else 0
+        programs = _core.build_programs(collective, algorithm, world_size, root)
         channels, acc = rng.choice([(1, 0), (2, 1)])
         for program in programs:
             program.channels = max(channels, program.channels)
@@ -94,6 +98,7 @@ def test_pristine_programs_run_right(collective: str, algorithm: str) -> None:
         programs = _core.build_programs(collective, algorithm, world_size)
         for seed in range(3):
             assert Machine(programs, depth=2, rounds=3, seed=seed).run() == "right"
+            assert Machine(programs, depth=2, rounds=3, seed=seed, uneven=seed).run() == "right"
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), ROWS)
@@ -101,10 +106,16 @@ def test_mutants(collective: str, algorithm: str) -> None:
     seen: Counter[str] = Counter()
     for number, programs in enumerate(mutants(collective, algorithm, 150)):
         depth = 1 + number % 3
-        result = _core.check(programs, depth=depth, rounds=3)
+        result = _core.check(programs, depth=depth, rounds=3, draws=0)
         outcomes = {
             Machine(programs, depth=depth, rounds=3, seed=seed).run() for seed in range(SCHEDULES)
         }
+        if result.ok and _core.check(programs, depth=depth, rounds=3, draws=4):
+            # Then for blocks of any lengths.
+            outcomes |= {
+                Machine(programs, depth=depth, rounds=3, seed=seed, uneven=seed).run()
+                for seed in range(SCHEDULES)
+            }
         seen[result.kind] += 1
         where = (number, depth, result, outcomes)
         if result.ok:

@@ -190,7 +190,6 @@ std::vector<int32_t> random_lengths(int32_t classes, int32_t rounds, uint64_t se
 // The lengths to prove the Programs for, beside equal ones.
 std::vector<std::vector<int32_t>> other_lengths(const Program& program,
                                                 const CheckOptions& options) {
-  constexpr uint64_t kDraws = 2;
   const int32_t classes = length_classes(program);
   switch (traits_of(program.collective).lengths) {
     case Lengths::equal:
@@ -203,8 +202,9 @@ std::vector<std::vector<int32_t>> other_lengths(const Program& program,
       break;
   }
   std::vector<std::vector<int32_t>> all;
-  for (uint64_t draw = 0; draw < kDraws; ++draw) {
-    all.push_back(random_lengths(classes, options.rounds, options.seed * kDraws + draw));
+  for (int32_t draw = 0; draw < options.draws; ++draw) {
+    const uint64_t seed = options.seed * 1000 + static_cast<uint64_t>(draw);
+    all.push_back(random_lengths(classes, options.rounds, seed));
   }
   return all;
 }

@@ -28,7 +28,8 @@ struct CheckOptions {
   int32_t depth = 2;     // slots of every FIFO
   int32_t rounds = 3;    // slices of the longest chunk; 3 reuse both buffers of a window
   bool in_place = true;  // input and output are one memory: the harder case, implies the other
-  uint64_t seed = 0;     // of the lengths that are drawn
+  int32_t draws = 2;     // how often lengths are drawn, where blocks may differ
+  uint64_t seed = 0;     // of those
 };
 
 struct CheckResult {

@@ -194,7 +194,7 @@ Trace trace(std::span<const Program> programs, const std::vector<Vector>& inputs
          "; there are: sum, avg, product, min, max");
   }
   const RunOptions options{.in_place = false, .lengths = {}};
-  const CheckResult checked = check(programs, {options.depth, options.rounds, options.in_place, 0});
+  const CheckResult checked = check(programs, {.in_place = options.in_place});
   if (!checked.ok()) {
     fail(ErrorKind::invalid_argument, "cannot trace wrong Programs: ", name_of(checked.kind), ": ",
          checked.message);

@@ -235,11 +235,12 @@ void bind_check_and_trace(py::module_& m) {
   m.def(
       "check",
       [](const std::vector<Program>& programs, int32_t depth, int32_t rounds, bool in_place,
-         uint64_t seed) {
-        return check(programs, {depth, rounds, in_place, seed});
+         int32_t draws, uint64_t seed) {
+        return check(programs, {depth, rounds, in_place, draws, seed});
       },
-      arg("programs"), arg("depth") = 2, arg("rounds") = 3, arg("in_place") = true, arg("seed") = 0,
-      unlocked(), "Proves that the Programs of all ranks do what their collective promises.");
+      arg("programs"), arg("depth") = 2, arg("rounds") = 3, arg("in_place") = true,
+      arg("draws") = 2, arg("seed") = 0, unlocked(),
+      "Proves that the Programs of all ranks do what their collective promises.");
   m.def("trace", &trace_named, arg("programs"), arg("inputs"), arg("op") = "sum", unlocked(),
         "Runs the Programs on numbers.");
 }

@@ -78,7 +78,7 @@ int64_t combine(ReduceOp op, int64_t a, int64_t b) {
 std::string to_string(const Case& what) {
   return concat(name_of(what.algorithm->collective), " ", what.algorithm->name, ", ",
                 name_of(what.op), ", ", what.count, " x ", name_of(what.dtype), ", root ",
-                what.root, what.in_place ? ", in place" : "");
+                what.root, what.in_place ? ", in place" : "", what.uneven ? ", uneven" : "");
 }
 
 Case draw_case(const Algorithm& algorithm, int world_size, Rng& agreed) {
@@ -88,6 +88,7 @@ Case draw_case(const Algorithm& algorithm, int world_size, Rng& agreed) {
   if (reduces(algorithm.collective)) drawn.op = kOps[agreed.below(std::size(kOps))];
   drawn.root = static_cast<int>(agreed.below(static_cast<uint64_t>(world_size)));
   drawn.in_place = agreed.one_in(2);
+  drawn.uneven = agreed.one_in(2);
   drawn.salt = agreed.next();
   // Sizes about a slice, about a few windows, and anything.
   const uint64_t slice = 64 / size_of(drawn.dtype);
@@ -100,40 +101,73 @@ Case draw_case(const Algorithm& algorithm, int world_size, Rng& agreed) {
 
 Vectors::Vectors(const Case& what, int rank, int world_size)
     : case_(what), rank_(rank), world_size_(world_size) {
-  const Collective collective = case_.algorithm->collective;
-  if (collective == Collective::barrier) return;
-  const auto parts = static_cast<size_t>(world_size);
-  const size_t bytes = case_.count * size_of(case_.dtype);
-  input_.resize(collective == Collective::reduce_scatter ? parts : 1, Memory(bytes));
-  output_.resize(collective == Collective::all_gather ? parts : 1, Memory(bytes, std::byte{0xA5}));
+  if (case_.algorithm->collective == Collective::barrier) return;
+  const auto world = static_cast<size_t>(world_size);
+  const size_t element = size_of(case_.dtype);
+  const bool broadcasts = case_.algorithm->collective == Collective::broadcast;
+  if (is_root() || broadcasts || !traits().input_at_root) {
+    input_.resize(traits().input == Parts::world ? world : 1);
+    for (size_t k = 0; k < input_.size(); ++k) input_[k].resize(input_length(k) * element);
+  }
+  if (is_root() || !traits().output_at_root) {
+    output_.resize(traits().output == Parts::world ? world : 1);
+    for (size_t k = 0; k < output_.size(); ++k) {
+      output_[k].assign(output_length(k) * element, std::byte{0xA5});
+    }
+  }
+  fill_input();
+  // What has no partner at this rank is not in place here.
+  if (input_.empty() || output_.empty()) case_.in_place = false;
+  if (traits().lengths == Lengths::pairwise) case_.in_place = false;
+  if (case_.in_place) share_memory();
+}
+
+uint64_t Vectors::length(size_t from, size_t to) const {
+  if (!case_.uneven) return case_.count;
+  if (traits().lengths == Lengths::pairwise)
+    return mix(case_.salt ^ (from * 64 + to)) % (case_.count + 1);
+  if (traits().lengths != Lengths::known) return case_.count;
+  const size_t block = traits().input == Parts::one ? from : to;
+  return mix(case_.salt ^ block) % (case_.count + 1);
+}
+
+uint64_t Vectors::input_length(size_t block) const {
+  return length(static_cast<size_t>(rank_), block);
+}
+
+uint64_t Vectors::output_length(size_t block) const {
+  return length(block, static_cast<size_t>(rank_));
+}
+
+void Vectors::fill_input() {
   const Codec& codec = codec_of(case_.dtype);
+  // What a rank that is not the root passes to a broadcast must not matter.
+  const bool ignored = traits().input_at_root && !is_root();
   for (size_t block = 0; block < input_.size(); ++block) {
-    for (uint64_t i = 0; i < case_.count; ++i) {
-      // What a rank that is not the root passes to a broadcast must not matter.
-      const int64_t value = rooted_elsewhere() ? 99 : contribution(rank, block, i);
+    for (uint64_t i = 0; i < input_length(block); ++i) {
+      const int64_t value = ignored ? 99 : contribution(rank_, block, i);
       codec.put(input_[block].data() + i * size_of(case_.dtype), value);
     }
   }
-  if (!case_.in_place) return;
-  // As program.h defines it: all_gather's input is its own part of the output, reduce_scatter's
-  // output its own part of the input.
-  const auto own = static_cast<size_t>(rank);
-  if (collective == Collective::all_gather) {
+}
+
+// As program.h defines it: of a vector with a block a rank, this rank's is the other vector.
+void Vectors::share_memory() {
+  const auto own = static_cast<size_t>(rank_);
+  if (traits().output == Parts::world) {
     output_[own] = input_[0];
-  } else if (collective == Collective::reduce_scatter) {
+  } else if (traits().input == Parts::world) {
     output_.clear();
   } else {
     output_ = input_;
   }
 }
 
-bool Vectors::rooted_elsewhere() const {
-  return case_.algorithm->collective == Collective::broadcast && case_.root != rank_;
-}
-
 VectorView Vectors::view(std::vector<Memory>& blocks) const {
   VectorView view;
-  for (Memory& block : blocks) view.blocks.push_back({block.data(), case_.count});
+  for (Memory& block : blocks) {
+    view.blocks.push_back({block.data(), block.size() / size_of(case_.dtype)});
+  }
   return view;
 }
 
@@ -148,9 +182,9 @@ CallRequest Vectors::request() {
   request.output = view(output_);
   if (!case_.in_place || request.collective == Collective::barrier) return request;
   const auto own = static_cast<size_t>(rank_);
-  if (request.collective == Collective::all_gather) {
+  if (traits().output == Parts::world) {
     request.input.blocks = {request.output.blocks[own]};
-  } else if (request.collective == Collective::reduce_scatter) {
+  } else if (traits().input == Parts::world) {
     request.output.blocks = {request.input.blocks[own]};
   } else {
     request.input = request.output;
@@ -164,36 +198,41 @@ int64_t Vectors::contribution(int rank, size_t block, uint64_t i) const {
 }
 
 int64_t Vectors::expected(size_t block, uint64_t i) const {
-  switch (case_.algorithm->collective) {
-    case Collective::all_gather:
-      return contribution(static_cast<int>(block), 0, i);
-    case Collective::broadcast:
-      return contribution(case_.root, 0, i);
-    default:
-      break;
+  const size_t own = traits().input == Parts::world ? static_cast<size_t>(rank_) : 0;
+  if (!traits().reduces) {
+    const bool from_root = traits().rooted && traits().output != Parts::world;
+    return contribution(from_root ? case_.root : static_cast<int>(block), own, i);
   }
-  const bool scattered = case_.algorithm->collective == Collective::reduce_scatter;
-  const size_t part = scattered ? static_cast<size_t>(rank_) : 0;
-  int64_t sum = contribution(0, part, i);
+  int64_t sum = contribution(0, own, i);
   for (int rank = 1; rank < world_size_; ++rank) {
-    sum = combine(case_.op, sum, contribution(rank, part, i));
+    sum = combine(case_.op, sum, contribution(rank, own, i));
   }
   return sum;
 }
 
-void Vectors::check_result() const {
+void Vectors::check_block(size_t block) const {
   const Codec& codec = codec_of(case_.dtype);
-  const bool inside_input =
-      case_.in_place && case_.algorithm->collective == Collective::reduce_scatter;
-  const size_t blocks = inside_input ? 1 : output_.size();
-  for (size_t block = 0; block < blocks; ++block) {
-    const Memory& result = inside_input ? input_[static_cast<size_t>(rank_)] : output_[block];
-    for (uint64_t i = 0; i < case_.count; ++i) {
-      const int64_t got = codec.get(result.data() + i * size_of(case_.dtype));
-      check(got == expected(block, i), to_string(case_), ": block ", block, ", element ", i, " is ",
-            got, ", expected ", expected(block, i));
-    }
+  const Memory& result = output_.empty() ? input_[static_cast<size_t>(rank_)] : output_[block];
+  for (uint64_t i = 0; i < output_length(block); ++i) {
+    const int64_t got = codec.get(result.data() + i * size_of(case_.dtype));
+    check(got == expected(block, i), to_string(case_), ": block ", block, ", element ", i, " is ",
+          got, ", expected ", expected(block, i));
   }
+}
+
+void Vectors::check_result() const {
+  if (case_.algorithm->collective == Collective::barrier) return;
+  if (traits().output_at_root && !is_root()) {
+    // Its vector is its own affair: partial sums must not have touched it.
+    const Codec& codec = codec_of(case_.dtype);
+    for (uint64_t i = 0; i < input_length(0); ++i) {
+      const int64_t got = codec.get(input_[0].data() + i * size_of(case_.dtype));
+      check(got == contribution(rank_, 0, i), to_string(case_), ": the input was written to");
+    }
+    return;
+  }
+  const size_t blocks = traits().output == Parts::world ? static_cast<size_t>(world_size_) : 1;
+  for (size_t block = 0; block < blocks; ++block) check_block(block);
 }
 
 }  // namespace pycoll::stress

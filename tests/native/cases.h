@@ -14,10 +14,11 @@ struct Case {
   const Algorithm* algorithm = nullptr;
   DType dtype = DType::int32;
   ReduceOp op = ReduceOp::none;
-  uint64_t count = 0;
+  uint64_t count = 0;  // elements of a block, at most
   int root = 0;
   bool in_place = false;
-  uint64_t salt = 0;  // makes the data of this call differ from that of the last
+  uint64_t salt = 0;    // makes the data of this call differ from that of the last
+  bool uneven = false;  // blocks differ in length, where they may
 };
 
 std::string to_string(const Case& what);
@@ -38,10 +39,19 @@ class Vectors {
  private:
   using Memory = std::vector<std::byte>;
 
-  bool rooted_elsewhere() const;
+  const CollectiveTraits& traits() const { return traits_of(case_.algorithm->collective); }
+  bool is_root() const { return case_.root == rank_; }
+  // Elements of the block that goes from one rank to another; where it is the same for all senders
+  // or all receivers, that one does not matter.
+  uint64_t length(size_t from, size_t to) const;
+  uint64_t input_length(size_t block) const;
+  uint64_t output_length(size_t block) const;
+  void fill_input();
+  void share_memory();
   VectorView view(std::vector<Memory>& blocks) const;
   int64_t expected(size_t block, uint64_t i) const;
   int64_t contribution(int rank, size_t block, uint64_t i) const;
+  void check_block(size_t block) const;
 
   Case case_;
   int rank_;
