@@ -12,6 +12,7 @@ from kernel_reference import (
     FLOAT8S,
     INTEGERS,
     ISAS,
+    NARROW,
     OPS,
     PAIRS,
     PARTS,
@@ -220,6 +221,18 @@ def test_every_pair_is_there_or_says_why_not(dtype: str) -> None:
             with pytest.raises(_core.UnsupportedError, match="no kernel for") as caught:
                 _core.reduce_local(b"", b"", dtype, op, isa)
             assert why in str(caught.value)
+
+
+@pytest.mark.parametrize(("dtype", "op"), PAIRS)
+def test_what_partial_results_are_held_in(dtype: str, op: str) -> None:
+    """Part of the promise: it decides what is rounded, what wraps and what travels."""
+    acc = dtype
+    if dtype in NARROW and op in ("sum", "avg", "product", "premul_sum"):
+        acc = "float32"
+    elif dtype in INTEGERS and op == "avg":
+        sign, bits = dtype.split("int")
+        acc = f"{sign}int{32 if int(bits) < 32 else 64}"
+    assert _core.acc_dtype(dtype, op) == acc
 
 
 def test_types_that_only_move() -> None:
