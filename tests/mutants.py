@@ -199,7 +199,7 @@ MUTANTS = [
     Mutant(
         "message_fingerprint_unchecked",
         EXECUTOR,
-        "if (message->tag.fingerprint != fingerprint_) report_mismatch(step.from);",
+        "if (message->tag.fingerprint != fingerprint_of(step)) report_mismatch(step.from);",
         "",
         "messages of different operations are combined",
         "mismatch/message",

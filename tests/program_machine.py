@@ -47,7 +47,9 @@ ROOT_ONLY = ("reduce", "gather")  # have an output at the root only
 def in_place(program: Program, chunk: int) -> int | None:
     """The output chunk that is the same memory as an input chunk."""
     root = program.rank == program.root
-    if program.collective in ("all_reduce", "broadcast") or (program.collective == "reduce" and root):
+    if program.collective in ("all_reduce", "broadcast") or (
+        program.collective == "reduce" and root
+    ):
         return chunk
     if program.collective == "all_gather" or (program.collective == "gather" and root):
         return program.rank
@@ -155,7 +157,7 @@ class Machine:
         if step.kind == "barrier":
             return self.barrier(lane, step)
         rank = lane[0]
-        if 0 < round_ and self.lengths.of_step(self.programs[rank], step) <= round_:
+        if round_ > 0 and self.lengths.of_step(self.programs[rank], step) <= round_:
             return True  # nothing left of that chunk
         receives, sends = step.kind.startswith("recv"), step.kind.endswith("send")
         incoming = self.fifos.setdefault((step.from_rank, rank, step.channel), deque())

@@ -92,7 +92,9 @@ def test_large_worlds(collective: str, row: _core.AlgorithmInfo, world_size: int
 
 
 @pytest.mark.parametrize(
-    ("collective", "row"), [(c, a) for c, a in ROWS if c in ROOTED], ids=lambda x: getattr(x, "name", x)
+    ("collective", "row"),
+    [(c, a) for c, a in ROWS if c in ROOTED],
+    ids=lambda x: getattr(x, "name", x),
 )
 def test_every_root(collective: str, row: _core.AlgorithmInfo) -> None:
     for world_size in range(1, 14):
@@ -570,7 +572,7 @@ def test_blocks_in_the_order_of_a_neighbour() -> None:
 
 
 def test_lengths_that_only_differ_when_drawn() -> None:
-    """Rank 0 passes rank 1's block on in its own window; every block has room, but not one length."""
+    """Rank 0 takes a block through its own window, where there is room for any length."""
     programs = build("all_gather", "one_shot", 3)
 
     def through_the_window(steps: list[Step]) -> None:

@@ -70,15 +70,23 @@ REDUCE = {
 
 
 def expected(collective, inputs, op, root):
-    """What each rank's output must be."""
+    """What each rank's output must be; None: it has none."""
     ranks = len(inputs)
+    everything = [x for row in inputs for x in row]
+    only_root = [None] * root, [None] * (ranks - 1 - root)
     reduced = [REDUCE[op](column) for column in zip(*inputs, strict=True)]
     share = len(reduced) // ranks
     return {
         "all_reduce": [reduced] * ranks,
         "reduce_scatter": [reduced[r * share : (r + 1) * share] for r in range(ranks)],
-        "all_gather": [[x for row in inputs for x in row]] * ranks,
+        "all_gather": [everything] * ranks,
         "broadcast": [inputs[root]] * ranks,
+        "reduce": [*only_root[0], reduced, *only_root[1]],
+        "gather": [*only_root[0], everything, *only_root[1]],
+        "scatter": [inputs[root][r * share : (r + 1) * share] for r in range(ranks)],
+        "all_to_all": [
+            [x for row in inputs for x in row[r * share : (r + 1) * share]] for r in range(ranks)
+        ],
         "barrier": [list(range(ranks))] * ranks,  # those who are known to have come
     }[collective]
 
@@ -89,7 +97,7 @@ def expected(collective, inputs, op, root):
 def test_the_last_row_is_the_result(capsys, collective, algorithm, ranks, op):
     width = 0 if collective == "barrier" else 2 * ranks
     inputs = [[float((7 * r + 3 * i) % 11) for i in range(width)] for r in range(ranks)]
-    root = ranks - 1 if collective == "broadcast" else 0
+    root = ranks - 1 if collective in ("broadcast", "reduce", "gather", "scatter") else 0
     data = ";".join(",".join(map(str, row)) for row in inputs)
     text = output_of(
         capsys,
@@ -101,7 +109,9 @@ def test_the_last_row_is_the_result(capsys, collective, algorithm, ranks, op):
     last = list(rows.values())[-1]
     for rank, wanted in enumerate(expected(collective, inputs, op, root)):
         got = last[rank]
-        if collective == "reduce_scatter":  # the row shows what the rank knows of the others' parts
+        if wanted is None:
+            continue
+        if collective in ("reduce_scatter", "scatter"):  # the row shows what else the rank knows
             share = len(got) // ranks
             got = got[rank * share : (rank + 1) * share]
         assert got == pytest.approx(wanted, rel=1e-5)
@@ -119,6 +129,18 @@ def test_defaults_and_the_list_of_steps(capsys, collective, algorithm):
             for step in program.steps(lane):
                 assert str(step) in text
     assert rows_of(text) == rows_of(output_of(capsys, *arguments))
+
+
+def test_hosts_decide_who_talks_to_whom(capsys):
+    arguments = ("explain", "all_reduce", "--algorithm", "hierarchical", "--steps")
+    arguments += ("--data", "1,2,3,4;5,6,7,8;9,10,11,12;13,14,15,16")
+    text = output_of(capsys, *arguments, "--hosts", "2x2")
+    assert text.startswith("all_reduce, hierarchical, 4 ranks, hosts of 2x2\n")
+    programs = _core.build_programs("all_reduce", "hierarchical", 4, hosts=[0, 0, 1, 1])
+    assert all(str(step) in text for step in programs[2].steps())
+    uneven = output_of(capsys, *arguments, "--hosts", "3,1")
+    assert rows_of(uneven) != rows_of(text)
+    assert list(rows_of(uneven).values())[-1] == [[28.0, 32.0, 36.0, 40.0]] * 4
 
 
 def test_without_an_algorithm_it_lists_them(capsys):
@@ -143,6 +165,11 @@ def test_without_an_algorithm_it_lists_them(capsys):
         (["all_reduce", "--algorithm", "ring", "--data", "1;2;x;4"], ["'x'"]),
         (["all_reduce", "--algorithm", "ring", "--data", "1;2;3;4,5"], ["different lengths"]),
         (["all_reduce", "--algorithm", "ring", "--plot", "a.pdf"], ["a.pdf", ".png"]),
+        (["all_reduce", "--ranks", "3", "--steps"], ["--ranks, --steps", "--algorithm"]),
+        (["--algorithm", "ring"], ["--algorithm without COLLECTIVE"]),
+        (["all_reduce", "--algorithm", "ring", "--hosts", "2x"], ["'2x'", "2 hosts of 2"]),
+        (["all_reduce", "--algorithm", "ring", "--hosts", "2,0"], ["'2,0'"]),
+        (["all_reduce", "--algorithm", "ring", "--hosts", "2x2", "--ranks", "3"], ["4 ranks"]),
     ],
 )
 def test_wrong_names_are_errors_that_list_what_there_is(capsys, arguments, reasons):
@@ -159,7 +186,8 @@ def test_the_plot_is_a_picture(capsys, tmp_path, algorithm, ranks):
     pytest.importorskip("matplotlib")
     file = tmp_path / "new" / "picture.png"
     arguments = ("--algorithm", algorithm, "--ranks", str(ranks), "--plot", str(file))
-    output_of(capsys, "explain", "all_reduce", *arguments)
+    text = output_of(capsys, "explain", "all_reduce", *arguments)
+    assert f"wrote {file}" in text
     content = file.read_bytes()
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
     width, height = struct.unpack(">II", content[16:24])

@@ -16,7 +16,7 @@ from pycoll import _core
 
 ROWS = [(c, a) for c in _core.collectives() for a in _core.algorithms(c)]
 ROW_IDS = [f"{c}-{a.name}" for c, a in ROWS]
-ALL_REDUCE = [a.name for a in _core.algorithms("all_reduce")]
+NAMES = {c: [a.name for a in _core.algorithms(c)] for c in _core.collectives()}
 OPS = {
     "sum": lambda x: x.sum(0),
     "avg": lambda x: x.mean(0),
@@ -71,11 +71,18 @@ def test_no_such_chunk(arguments: tuple[int, int, int, int]) -> None:
 def test_the_algorithms_that_exist() -> None:
     names = {c: [a.name for a in _core.algorithms(c)] for c in _core.collectives()}
     assert names == {
-        "all_reduce": ["ring", "tree", "recursive_doubling", "one_shot", "two_shot"],
-        "all_gather": ["ring", "one_shot"],
-        "reduce_scatter": ["ring", "one_shot"],
-        "broadcast": ["tree", "one_shot"],
-        "barrier": ["recursive_doubling", "one_shot"],
+        "all_reduce": [
+            *("ring", "tree", "recursive_doubling", "halving_doubling", "hierarchical"),
+            *("one_shot", "two_shot"),
+        ],
+        "all_gather": ["ring", "recursive_doubling", "direct", "one_shot"],
+        "reduce_scatter": ["ring", "recursive_halving", "direct", "one_shot"],
+        "broadcast": ["tree", "ring", "direct", "one_shot"],
+        "barrier": ["recursive_doubling", "ring", "direct", "one_shot"],
+        "reduce": ["tree", "ring", "direct", "one_shot"],
+        "gather": ["direct", "ring", "one_shot"],
+        "scatter": ["direct", "ring", "one_shot"],
+        "all_to_all": ["direct"],
     }
 
 
@@ -176,7 +183,7 @@ def test_a_ring_takes_two_times_w_less_one_hops() -> None:
 
 @settings(max_examples=150)
 @given(
-    algorithm=st.sampled_from(ALL_REDUCE),
+    algorithm=st.sampled_from(NAMES["all_reduce"]),
     world_size=st.integers(1, 12),
     count=st.integers(0, 30),
     op=st.sampled_from(sorted(OPS)),
@@ -195,7 +202,7 @@ def test_all_reduce(algorithm: str, world_size: int, count: int, op: str, seed: 
 
 
 @given(
-    algorithm=st.sampled_from(["ring", "one_shot"]),
+    algorithm=st.sampled_from(NAMES["reduce_scatter"]),
     world_size=st.integers(1, 9),
     count=st.integers(0, 7),
     op=st.sampled_from(sorted(OPS)),
@@ -210,7 +217,7 @@ def test_reduce_scatter(algorithm: str, world_size: int, count: int, op: str) ->
 
 
 @given(
-    algorithm=st.sampled_from(["ring", "one_shot"]),
+    algorithm=st.sampled_from(NAMES["all_gather"]),
     world_size=st.integers(1, 9),
     count=st.integers(0, 7),
 )
@@ -224,7 +231,7 @@ def test_all_gather(algorithm: str, world_size: int, count: int) -> None:
 
 
 @given(
-    algorithm=st.sampled_from(["tree", "one_shot"]),
+    algorithm=st.sampled_from(NAMES["broadcast"]),
     world_size=st.integers(1, 17),
     count=st.integers(0, 7),
     data=st.data(),
@@ -234,6 +241,125 @@ def test_broadcast(algorithm: str, world_size: int, count: int, data: st.DataObj
     inputs = random_inputs(count, world_size, count)
     programs = _core.build_programs("broadcast", algorithm, world_size, root)
     np.testing.assert_array_equal(final(programs, inputs), np.tile(inputs[root], (world_size, 1)))
+
+
+@given(
+    algorithm=st.sampled_from(NAMES["reduce"]),
+    world_size=st.integers(1, 17),
+    count=st.integers(0, 7),
+    op=st.sampled_from(sorted(OPS)),
+    data=st.data(),
+)
+def test_reduce(algorithm: str, world_size: int, count: int, op: str, data: st.DataObject) -> None:
+    root = data.draw(st.integers(0, world_size - 1))
+    inputs = random_inputs(count, world_size, count)
+    programs = _core.build_programs("reduce", algorithm, world_size, root)
+    np.testing.assert_allclose(final(programs, inputs, op)[root], OPS[op](inputs), rtol=1e-12)
+
+
+@given(world_size=st.integers(1, 9), count=st.integers(0, 5), data=st.data())
+def test_gather_and_scatter(world_size: int, count: int, data: st.DataObject) -> None:
+    root = data.draw(st.integers(0, world_size - 1))
+    parts = random_inputs(count, world_size, count)
+    algorithm = data.draw(st.sampled_from(NAMES["gather"]))
+    programs = _core.build_programs("gather", algorithm, world_size, root)
+    np.testing.assert_array_equal(final(programs, parts)[root], parts.reshape(-1))
+
+    whole = random_inputs(count + 1, world_size, world_size * count)
+    algorithm = data.draw(st.sampled_from(NAMES["scatter"]))
+    programs = _core.build_programs("scatter", algorithm, world_size, root)
+    first = np.array(_core.trace(programs, whole.tolist()).rows[0].values)
+    assert np.isnan(np.delete(first, root, axis=0)).all(), "only the root has an input"
+    got = final(programs, whole).reshape(world_size, world_size, count)
+    for rank in range(world_size):
+        np.testing.assert_array_equal(got[rank, rank], whole[root].reshape(world_size, -1)[rank])
+
+
+@given(world_size=st.integers(1, 9), count=st.integers(0, 5))
+def test_all_to_all(world_size: int, count: int) -> None:
+    inputs = random_inputs(count, world_size, world_size * count)
+    programs = _core.build_programs("all_to_all", "direct", world_size)
+    blocks = inputs.reshape(world_size, world_size, count)
+    expected = blocks.transpose(1, 0, 2).reshape(world_size, world_size * count)
+    np.testing.assert_array_equal(final(programs, inputs), expected)
+
+
+# ---- hosts -----------------------------------------------------------------------------------
+
+
+def hosts_of(sizes: tuple[int, ...], interleaved: bool) -> list[int]:
+    """Hosts of these sizes, their ranks in a row or by turns."""
+    if not interleaved:
+        return [host for host, size in enumerate(sizes) for _ in range(size)]
+    return [h for turn in range(max(sizes)) for h, size in enumerate(sizes) if turn < size]
+
+
+TOPOLOGIES = [
+    hosts_of(sizes, interleaved)
+    for sizes in ((2, 2), (3, 1), (1, 3), (1, 1), (4,), (2, 3, 2), (1, 4, 2), (3, 3, 3))
+    for interleaved in (False, True)
+]
+
+
+@pytest.mark.parametrize("hosts", TOPOLOGIES, ids=str)
+@pytest.mark.parametrize("op", ["sum", "avg"])
+def test_hierarchical_on_any_hosts(hosts: list[int], op: str) -> None:
+    w = len(hosts)
+    programs = _core.build_programs("all_reduce", "hierarchical", w, hosts=hosts)
+    inputs = random_inputs(w, w, 2 * programs[0].input_chunks + 1)
+    got = final(programs, inputs, op)
+    np.testing.assert_allclose(got, np.tile(OPS[op](inputs), (w, 1)), rtol=1e-12, atol=1e-14)
+    assert all(row.tobytes() == got[0].tobytes() for row in got)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(2, 2), (4, 4), (3, 1), (1, 3), (2, 3), (1, 1), (2, 2, 2), (1, 4, 2)], ids=str
+)
+def test_hierarchical_traffic_between_hosts(sizes: tuple[int, ...]) -> None:
+    """With h hosts each sends 2 (h-1)/h vectors to the next, however many ranks it has."""
+    hosts = hosts_of(sizes, interleaved=True)
+    programs = _core.build_programs("all_reduce", "hierarchical", len(hosts), hosts=hosts)
+    chunks = programs[0].input_chunks
+    trace = _core.trace(programs, [[1.0] * chunks] * len(hosts))
+    sent = np.zeros((len(sizes), len(sizes)))
+    for transfer in trace.transfers:
+        sent[hosts[transfer.source], hosts[transfer.destination]] += 1 / chunks
+    h = len(sizes)
+    for host in range(h):
+        out = {other: sent[host, other] for other in range(h) if other != host}
+        following = (host + 1) % h
+        assert out.pop(following) == pytest.approx(2 * (h - 1) / h)
+        assert not any(out.values())
+
+
+@pytest.mark.parametrize("hosts", TOPOLOGIES, ids=str)
+@pytest.mark.parametrize("collective", [c for c in NAMES if "ring" in NAMES[c]])
+def test_rings_leave_each_host_once(collective: str, hosts: list[int]) -> None:
+    w = len(hosts)
+    programs = _core.build_programs(collective, "ring", w, root=w - 1, hosts=hosts)
+    routes = {
+        (program.rank, step.to_rank)
+        for program in programs
+        for step in program.steps()
+        if step.kind.endswith("send")
+    }
+    crossings = [(a, b) for a, b in routes if hosts[a] != hosts[b]]
+    assert len(crossings) <= (max(hosts) + 1 if max(hosts) else 0)
+    assert len({hosts[a] for a, _ in crossings}) == len(crossings)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "text"),
+    [
+        ([0, 0, 1], "3 hosts for 4 ranks"),
+        ([0, 2, 1, 0], "host 2 comes before host 1"),
+        ([1, 0, 0, 0], "numbered by first appearance"),
+        ([0, -1, 0, 0], "host -1"),
+    ],
+)
+def test_bad_hosts(hosts: list[int], text: str) -> None:
+    with pytest.raises(_core.InvalidArgumentError, match=text):
+        _core.build_programs("all_reduce", "hierarchical", 4, hosts=hosts)
 
 
 def test_barrier_moves_nothing_but_takes_time() -> None:

@@ -108,6 +108,55 @@ INVALID: dict[str, tuple[str, str, Callable[[Program], object], str]] = {
             message_step("copy", src=Ref("input"), dst=Ref("output")))),
         "only the root",
     ),
+    "only the root has output": (
+        "reduce", "ring", lambda p: edit(p, lambda s: s.append(
+            message_step("copy", src=Ref("input"), dst=Ref("output")))),
+        "only the root of a reduce has an output",
+    ),
+    "output of a gather": (
+        "gather", "direct", lambda p: edit(p, lambda s: s.append(
+            message_step("recv", dst=Ref("output", 2), from_rank=2))),
+        "only the root of a gather has an output",
+    ),
+    "only the root scatters": (
+        "scatter", "direct", lambda p: edit(p, lambda s: s.append(
+            message_step("send", src=Ref("input", 2), to_rank=2))),
+        "only the root of a scatter may read input",
+    ),
+    "passes on what it cannot measure": (
+        "all_gather", "ring", lambda p: edit(p, lambda s: s.append(
+            message_step("recv_send", from_rank=0, to_rank=2))),
+        "unknown length",
+    ),
+    "another rank's block": (
+        "all_gather", "ring",
+        lambda p: edit(p, lambda s: setattr(s[1], "dst", Ref("output", 2))), "different sizes",
+    ),
+    "own block elsewhere": (
+        "reduce_scatter", "one_shot",
+        lambda p: edit(p, lambda s: setattr(s[-1], "src", Ref("input", 2))), "different sizes",
+    ),
+    "barrier of unequal rounds": (
+        "all_to_all", "direct",
+        lambda p: (
+            setattr(p, "groups", [[0, 1, 2, 3]]),
+            edit(p, lambda s: s.append(message_step("barrier", group=0))),
+        ),
+        "different numbers of rounds",
+    ),
+    "window of unequal rounds": (
+        "all_to_all", "direct", lambda p: setattr(p, "window_chunks", 1),
+        "different numbers of rounds",
+    ),
+    "chunks of an exchange": (
+        "all_to_all", "direct", lambda p: setattr(p, "input_chunks", 2), "2 input and 4 output",
+    ),
+    "ring of too few": (
+        "all_reduce", "ring", lambda p: setattr(p, "ring", [0, 1, 2]), "each of 4 ranks once",
+    ),
+    "ring twice": (
+        "all_reduce", "ring", lambda p: setattr(p, "ring", [0, 1, 2, 2]), "each of 4 ranks once",
+    ),
     "chunks of a gather": (
         "all_gather", "ring", lambda p: setattr(p, "output_chunks", 3), "1 input and 3 output",
     ),

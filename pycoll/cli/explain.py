@@ -36,14 +36,19 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("collective", nargs="?", help="all_reduce, broadcast, ...")
     parser.add_argument("--algorithm", metavar="NAME", help="which one to show")
-    parser.add_argument("--ranks", type=int, default=4, help="default: %(default)s")
+    parser.add_argument("--ranks", type=int, help="default: 4, or those of --hosts")
+    parser.add_argument(
+        "--hosts",
+        metavar="SIZES",
+        help='ranks on each host, as in "2x2" (2 hosts of 2) or "3,1" (default: one host)',
+    )
     parser.add_argument(
         "--data",
         metavar="NUMBERS",
         help='the ranks\' vectors, as in "1,2;3,4" (default: small whole numbers)',
     )
-    parser.add_argument("--op", default="sum", choices=OPERATIONS, help="default: %(default)s")
-    parser.add_argument("--root", type=int, default=0, help="of rooted collectives (default: 0)")
+    parser.add_argument("--op", choices=OPERATIONS, help="default: sum")
+    parser.add_argument("--root", type=int, help="of rooted collectives (default: 0)")
     parser.add_argument("--steps", action="store_true", help="print each rank's program as well")
     parser.add_argument(
         "--plot", type=Path, metavar="FILE.png", help="draw who sends what to whom, when"
@@ -55,12 +60,19 @@ def run(arguments: argparse.Namespace) -> int:
     from pycoll import _core
 
     if arguments.collective is None or arguments.algorithm is None:
+        refuse_idle_options(arguments)
         print(catalogue(arguments.collective))
         return 0
+    hosts = parse_hosts(arguments.hosts)
+    fill_in_defaults(arguments, hosts)
     require_known(arguments)
     try:
         programs = _core.build_programs(
-            arguments.collective, arguments.algorithm, arguments.ranks, root=arguments.root
+            arguments.collective,
+            arguments.algorithm,
+            arguments.ranks,
+            root=arguments.root,
+            hosts=hosts,
         )
         inputs = parse_data(arguments.data, arguments.ranks) or default_data(programs)
         trace = _core.trace(programs, inputs, op=arguments.op)
@@ -76,6 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(format_table([(row.time, row.values) for row in trace.rows]))
     if arguments.plot:
         draw(trace, arguments)
+        print(f"\nwrote {arguments.plot}")
     verdict, fine = check(programs)
     print("\n" + verdict)
     return 0 if fine else 1
@@ -93,6 +106,44 @@ def catalogue(collective: str | None) -> str:
         lines = [f"  {a.name:<20} {a.summary}" for a in _core.algorithms(name)]
         sections.append("\n".join([name, *lines]))
     return "\n\n".join(sections) + "\n\nshow one: pycoll explain COLLECTIVE --algorithm NAME"
+
+
+def refuse_idle_options(arguments: argparse.Namespace) -> None:
+    """Without an algorithm there is nothing that the other options could change."""
+    idle = [
+        f"--{name}"
+        for name in ("algorithm", "ranks", "hosts", "data", "op", "root", "steps", "plot")
+        if getattr(arguments, name) not in (None, False)
+    ]
+    if idle:
+        missing = "--algorithm NAME" if arguments.collective else "COLLECTIVE"
+        raise UsageError(f"{', '.join(idle)} without {missing}: there is nothing to show")
+
+
+def parse_hosts(text: str | None) -> list[int]:
+    """The host of each rank, from "2x2" or "3,1"."""
+    if text is None:
+        return []
+    try:
+        if "x" in text:
+            count, size = map(int, text.split("x"))
+            sizes = [size] * count
+        else:
+            sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1:
+        raise UsageError(f'--hosts must be like "2x2" (2 hosts of 2 ranks) or "3,1", not {text!r}')
+    return [host for host, size in enumerate(sizes) for _ in range(size)]
+
+
+def fill_in_defaults(arguments: argparse.Namespace, hosts: list[int]) -> None:
+    if arguments.ranks is None:
+        arguments.ranks = len(hosts) or 4
+    if hosts and len(hosts) != arguments.ranks:
+        raise UsageError(f"--hosts has {len(hosts)} ranks, --ranks says {arguments.ranks}")
+    arguments.root = arguments.root or 0
+    arguments.op = arguments.op or "sum"
 
 
 def require_known(arguments: argparse.Namespace) -> None:
@@ -142,7 +193,8 @@ def default_data(programs: list[Program]) -> list[list[float]]:
 
 def title(arguments: argparse.Namespace) -> str:
     ranks = f"{arguments.ranks} rank{'s' if arguments.ranks > 1 else ''}"
-    return f"{arguments.collective}, {arguments.algorithm}, {ranks}\n"
+    hosts = f", hosts of {arguments.hosts}" if arguments.hosts else ""
+    return f"{arguments.collective}, {arguments.algorithm}, {ranks}{hosts}\n"
 
 
 Rows = list[tuple[int, list[list[float]]]]  # (time, the vector of each rank)
@@ -229,6 +281,8 @@ def check(programs: list[Program]) -> tuple[str, bool]:
 def promise(collective: str, ranks: int) -> str:
     if collective == "barrier":
         return f"checked: no rank leaves before all {ranks} have come"
-    if collective in ("all_reduce", "reduce_scatter", "reduce"):
+    if collective == "reduce":
+        return f"checked: the root's output holds each of {ranks} contributions once"
+    if collective in ("all_reduce", "reduce_scatter"):
         return f"checked: every output holds each of {ranks} contributions once"
     return "checked: every output holds what it should"
