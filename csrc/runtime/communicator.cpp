@@ -69,9 +69,29 @@ void announce_lengths(const CallRequest& request, CallHeader& header) {
   }
 }
 
+bool on_several_hosts(const std::vector<int32_t>& hosts) {
+  return std::any_of(hosts.begin(), hosts.end(), [](int32_t host) { return host != 0; });
+}
+
+// Of the whole vector, from what every rank knows: they must choose alike.
+uint64_t elements_to_select_by(const CallRequest& request, uint64_t world_size) {
+  const CollectiveTraits& traits = traits_of(request.collective);
+  switch (traits.lengths) {
+    case Lengths::cut:
+      return (traits.output_at_root ? request.input : request.output).count();
+    case Lengths::equal:
+      return (traits.output_at_root ? request.input : request.output).count() * world_size;
+    case Lengths::known:
+      return std::max(request.input.count(), request.output.count());
+    case Lengths::pairwise:
+      break;
+  }
+  return 0;
+}
+
 }  // namespace
 
-Communicator::Communicator(const BootstrapRequest& request, std::unique_ptr<Connector> connector,
+Communicator::Communicator(const BootstrapRequest& request, std::shared_ptr<Connector> connector,
                            Nanoseconds timeout)
     : rank_(request.rank),
       world_size_(request.world_size),
@@ -134,13 +154,14 @@ void Communicator::check_owner() const {
 }
 
 const Algorithm& Communicator::algorithm_for(Collective collective, uint64_t bytes) const {
-  return selector_.select({collective, bytes, transport_->window() != nullptr});
+  return selector_.select(
+      {collective, bytes, transport_->window() != nullptr, on_several_hosts(hosts_)});
 }
 
 const Algorithm& Communicator::choose(const CallRequest& request) const {
-  const uint64_t elements = std::max(request.input.count(), request.output.count());
+  const uint64_t elements = elements_to_select_by(request, static_cast<uint64_t>(world_size_));
   const SelectionInput input{request.collective, elements * size_of(request.dtype),
-                             transport_->window() != nullptr};
+                             transport_->window() != nullptr, on_several_hosts(hosts_)};
   if (request.algorithm.empty() || request.algorithm == "auto") return selector_.select(input);
   const Algorithm* algorithm = find_algorithm(request.collective, request.algorithm);
   if (algorithm == nullptr) {
@@ -162,8 +183,8 @@ const Program& Communicator::plan(const Algorithm& algorithm, const CallRequest&
   auto known = plans_.find(key);
   if (known == plans_.end()) {
     known = plans_
-                .emplace(key, build_program(algorithm.name,
-                                            {request.collective, rank_, world_size_, request.root}))
+                .emplace(key, build_program(algorithm.name, {request.collective, rank_, world_size_,
+                                                             request.root, hosts_}))
                 .first;
   }
   return known->second;
@@ -187,6 +208,7 @@ std::shared_ptr<Operation> Communicator::enqueue(Lock& held, CallRequest request
     fail(ErrorKind::invalid_argument, name_of(request.collective), ": root ", request.root,
          " is not a rank of this group of ", world_size_);
   }
+  check_shapes(request, rank_, world_size_);
   check_overlaps(request, rank_);
   const ReduceKernels* kernels = kernels_for(request, isa_);
   const Algorithm& algorithm = choose(request);
