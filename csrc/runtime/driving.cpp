@@ -195,19 +195,17 @@ void Communicator::begin(CollectiveOperation& operation) {
 }
 
 // premul_sum: the sum of scaled inputs. Each rank has a factor of its own, so the scaled input
-// exists on this rank only: in place where the result goes there anyway, else in a copy.
+// exists on this rank only. Always a copy: until ranks have compared their calls nothing of the
+// caller's may be written, not even where the result goes.
 void Communicator::scale_input(CollectiveOperation& operation) {
   ExecutorInput& in = operation.input_;
   if (in.kernels == nullptr || in.kernels->scale == nullptr) return;
   const size_t element = size_of(in.call.dtype);
-  const bool in_place = in.input.blocks.size() == 1 && in.output.blocks.size() == 1 &&
-                        in.input.blocks[0].data == in.output.blocks[0].data;
-  if (!in_place) operation.scaled_.resize(in.input.count() * element);
+  operation.scaled_.resize(in.input.count() * element);
   std::byte* to = operation.scaled_.data();
   for (Block& block : in.input.blocks) {
-    std::byte* scaled = in_place ? block.data : to;
-    in.kernels->scale(scaled, block.data, block.count, operation.premul_factor_);
-    block.data = scaled;
+    in.kernels->scale(to, block.data, block.count, operation.premul_factor_);
+    block.data = to;
     to += block.count * element;
   }
 }
