@@ -102,7 +102,7 @@ class Vectors:
         outputs = inputs[: len(expected)] if alike else list(np.zeros_like(expected))
         return cls(inputs, outputs, [row.copy() for row in expected])
 
-    def run(self, group: pycoll.Communicator, program: Program) -> bool:
+    def run(self, group: pycoll.Communicator, program: Program, algorithm: str = "auto") -> bool:
         """Whether this rank's result is right."""
         reduces = "reduce" in program.collective
         kept = [block.copy() for block in self.inputs]
@@ -115,7 +115,7 @@ class Vectors:
                 op="sum" if reduces else "none",
                 count=self.inputs[0].size if self.inputs else self.outputs[0].size,
                 root=program.root,
-                algorithm="auto",
+                algorithm=algorithm,
                 timeout=None,
                 on_result=None,
             )
