@@ -38,7 +38,7 @@ WRONG_VALUES = [
     ("PYCOLL_ALGO", "reduce_all=ring", ["reduce_all"]),
     ("PYCOLL_ALGO", "all_reduce=ring:8k", ["ring:8k", "FROM-TO"]),
     ("PYCOLL_ALGO", "all_reduce=ring:8k-x", ["'x'"]),
-    ("PYCOLL_ALGO", "all_reduce=ring;broadcast=ring", ["'ring'", "broadcast", "tree"]),
+    ("PYCOLL_ALGO", "all_reduce=ring;gather=tree", ["'tree'", "gather", "direct"]),
     ("PYCOLL_ALGO", "all_reduce=ring;", ["''"]),
     ("PYCOLL_ALGO", "all_reduce=ring:8k-8k", ["ring:8k-8k", "covers no size"]),
     ("PYCOLL_ALGO", "reduce=ring:2M-1M", ["ring:2M-1M", "covers no size"]),
