@@ -480,8 +480,8 @@ def test_a_stranger_at_the_socket_does_no_harm(tmp_path):
     for packet in (
         b"",
         b"garbage",
-        b"pycoll-shm-1 wrongkey 1",
-        b"pycoll-shm-1 x y z",
+        b"H wrongkey 1",
+        b"O x y z",
         b"\0" * 4000,
     ):
         for name in listening:

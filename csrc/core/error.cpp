@@ -7,7 +7,10 @@ namespace pycoll {
 
 std::string errno_text(const char* what) {
   const int code = errno;
-  return concat(what, ": ", std::system_category().message(code), " (errno ", code, ")");
+  std::string text =
+      concat(what, ": ", std::system_category().message(code), " (errno ", code, ")");
+  if (code == EMFILE) text += ": raise the limit on open files of this process (ulimit -n)";
+  return text;
 }
 
 }  // namespace pycoll

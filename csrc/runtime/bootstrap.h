@@ -34,8 +34,8 @@ struct Agreement {
 //   values; Error(peer_failed)       when no transport serves all pairs, with the reason of each.
 Agreement agree(const BootstrapRequest& request, Connector& connector, const Deadline& deadline);
 
-// agree(), connect, and tidy up the store. Returns on every rank or on none: a rank that gives up
-// tells those that it has reached. `hosts` becomes Agreement::hosts.
+// agree(), connect, and tidy up the store. No rank returns before all have connected; one that
+// gives up tells those that it has reached. `hosts` becomes Agreement::hosts.
 std::unique_ptr<Transport> bootstrap(const BootstrapRequest& request, Connector& connector,
                                      std::vector<int32_t>& hosts);
 

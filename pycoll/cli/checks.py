@@ -90,27 +90,37 @@ def torch_modules() -> list[Finding]:
 
 
 def transports() -> list[Finding]:
-    problems = machine.shared_memory_problems()
+    """Every transport, tried; and which ranks would count as being on this host."""
     module = core()
-    # What the transport itself says is what counts; the probe says which part it is.
-    if module is not None:
-        reasons = {name: reason for name, _, reason in module.try_transports()}
-        if reasons.get("shm"):
-            problems.insert(0, reasons["shm"])
+    if module is None:
+        return [shared_memory("")]
+    findings = []
+    for name, summary, reason in module.try_transports():
+        if name == "shm":
+            findings.append(shared_memory(reason))
+        elif reason:
+            advice = "see `network` below; ranks of this machine can do without it"
+            findings.append(Finding(name, State.missing, reason, advice))
+        else:
+            findings.append(Finding(name, State.ok, summary))
+    text = f"{module.host_identity()}: ranks with the same identity share memory"
+    return [*findings, Finding("host", State.info, text)]
+
+
+def shared_memory(reason: str) -> Finding:
+    """What the transport itself says is what counts; the probe says which part it is."""
+    problems = [*([reason] if reason else []), *machine.shared_memory_problems()]
     if problems:
         advice = (
             "ranks of this machine cannot share memory; look at the container's seccomp "
-            "profile, the kernel (5.3 or newer) and the limit on open files"
+            "profile, the kernel (5.3 or newer) and the limit on open files (ulimit -n)"
         )
-        shm = Finding("shm", State.missing, "; ".join(problems), advice)
-    else:
-        text = (
-            "memfd_create, a descriptor passed over an abstract unix socket, pidfd_open: all work "
-            "(/dev/shm is not used)"
-        )
-        shm = Finding("shm", State.ok, text)
-    tcp = Finding("tcp", State.info, "not built yet: all ranks must be on one machine")
-    return [shm, tcp]
+        return Finding("shm", State.missing, "; ".join(problems), advice)
+    text = (
+        "memfd_create, a descriptor passed over an abstract unix socket, pidfd_open: all work "
+        "(/dev/shm is not used)"
+    )
+    return Finding("shm", State.ok, text)
 
 
 def processors() -> list[Finding]:

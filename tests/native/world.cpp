@@ -93,7 +93,8 @@ void run_transports(const WorldOptions& options, const std::function<void(int, T
   Meeting meeting;
   run_threads(options.world_size, [&](int rank) {
     const auto connector = meeting.connector(options, rank);
-    const auto transport = bootstrap(meeting.request(options, rank), *connector);
+    std::vector<int32_t> hosts;
+    const auto transport = bootstrap(meeting.request(options, rank), *connector, hosts);
     body(rank, *transport);
     transport->leave();
   });

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kBacklog = 4096;
 // Bounds of what others can make this process keep.
-constexpr size_t kMostStrangers = 128;  // connections that have not shown the key
+constexpr size_t kMostStrangers = 32;   // connections that have not shown the key
 constexpr size_t kMostWaiting = 256;    // groups opened ahead of this process, a connection
 constexpr size_t kMostOutgoing = 4096;  // packets to a peer that does not read
 constexpr size_t kMostGivenUp = 64;

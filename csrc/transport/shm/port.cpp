@@ -130,8 +130,7 @@ void Port::check_progress() const {
   if (endpoints_->starvations_ != starvations_) {
     fail(ErrorKind::system, "rank ", rank_, " cannot connect to rank(s) ", missing(), ": ",
          endpoints_->starvation_,
-         ". A process needs two descriptors for each other process of its host: raise the limit "
-         "(ulimit -n)");
+         ". A process needs two descriptors for each other process of its host");
   }
   if (deadline_.passed()) {
     fail(ErrorKind::timed_out, "rank ", rank_, " waited in vain for rank(s) ", missing(),

@@ -1,0 +1,436 @@
+"""One connection a pair of processes, for all of their groups: descriptors, deaths, strangers."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import random
+import resource
+import signal
+import socket
+import struct
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import pycoll
+from helpers_threads import ThreadRanks
+from pool import communicator_ranks, run_ranks, torch_ranks
+from pycoll import _core
+from test_faults import PROMPTLY, addresses, error_of
+
+# ---- Descriptors ----
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def sum_of_ranks(communicator):
+    array = np.full(100, communicator.rank + 1.0)
+    communicator.all_reduce(array)
+    return array[0]
+
+
+def groups_of_all(rank, world_size, directory, limit):
+    if limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    store = pycoll.FileStore(directory)
+    kept, counts = [], []
+    for i in range(11):
+        kept.append(pycoll.Communicator(store, rank, world_size, name=f"group{i}", timeout=60))
+        assert sum_of_ranks(kept[-1]) == world_size * (world_size + 1) / 2
+        kept[-1].barrier()  # nobody is connecting the next group
+        counts.append(descriptors())
+        kept[-1].barrier()
+    for communicator in kept:
+        assert sum_of_ranks(communicator) == world_size * (world_size + 1) / 2
+    return counts
+
+
+@pytest.mark.parametrize(("world_size", "limit"), [(3, 0), (8, 64)])
+def test_groups_share_descriptors(world_size, limit):
+    for result in run_ranks(world_size, groups_of_all, limit, timeout=120):
+        assert len(set(result.value)) == 1, result.value
+
+
+class LastRecordStore(pycoll.FileStore):
+    """Takes the descriptors away when the last rank's record has been read."""
+
+    last = ""
+
+    def get(self, key, timeout=None):
+        value = super().get(key, timeout)
+        if key.endswith(self.last):
+            limit = descriptors() + 1
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+        return value
+
+
+def too_few_descriptors(rank, world_size, directory):
+    store = (LastRecordStore if rank == 0 else pycoll.FileStore)(directory)
+    LastRecordStore.last = f"rank/{world_size - 1}"
+    options = {"PYCOLL_CONNECT_TIMEOUT": "20", "PYCOLL_TRANSPORT": "shm"}
+    start = time.monotonic()
+    kind, text, _ = error_of(lambda: pycoll.Communicator(store, rank, world_size, options=options))
+    return kind, text, time.monotonic() - start
+
+
+def test_too_few_descriptors_are_named():
+    results = run_ranks(6, too_few_descriptors, timeout=60)
+    assert "ulimit -n" in results[0].value[1], results[0].value
+    assert "errno 24" in results[0].value[1], results[0].value
+    for result in results:
+        kind, _, waited = result.value
+        assert kind == ("OperatingSystemError" if result.rank == 0 else "PeerError"), result.value
+        assert waited < 10, "the others waited for nothing"
+
+
+def destroyed_in_random_order(rank, world_size, directory):
+    store = pycoll.FileStore(directory)
+    before = descriptors()
+    groups = [pycoll.Communicator(store, rank, world_size, name=f"{i}") for i in range(6)]
+    order = list(range(6))
+    random.Random(rank).shuffle(order)
+    for count, i in enumerate(order):
+        groups[i].close()
+        if count == 2:  # one more while others are on their way out
+            groups.append(pycoll.Communicator(store, rank, world_size, name="late"))
+            assert sum_of_ranks(groups[-1]) == 6
+    assert sum_of_ranks(groups[-1]) == 6
+    groups[-1].close()
+    groups.clear()
+    return before, descriptors(), len(os.listdir("/proc/self/task"))
+
+
+def test_groups_are_destroyed_in_any_order():
+    for result in run_ranks(3, destroyed_in_random_order, timeout=60):
+        before, after, threads = result.value
+        assert after == before
+        assert threads == 1
+
+
+def opposite_orders(rank, world_size, directory, rounds):
+    store = pycoll.FileStore(directory)
+    sums = []
+
+    def make(name):
+        with pycoll.Communicator(store, rank, world_size, name=name) as communicator:
+            sums.append(sum_of_ranks(communicator))
+
+    for i in range(rounds):
+        names = [f"a{i}", f"b{i}"] if rank % 2 else [f"b{i}", f"a{i}"]
+        threads = [threading.Thread(target=make, args=(name,)) for name in names]
+        for thread in threads:
+            thread.start()
+            time.sleep(0.001 * (i % 3))
+        for thread in threads:
+            thread.join()
+    return sums
+
+
+def test_two_groups_connect_at_once_in_opposite_order():
+    for result in run_ranks(3, opposite_orders, 20, timeout=120):
+        assert result.value == [6.0] * 40
+
+
+def test_ranks_of_one_process_are_peers_all_the_same():
+    """Two ranks of a group never share a network; groups of one rank each do."""
+    gc.collect()  # what earlier tests left
+    group = ThreadRanks(2)
+    with_group = descriptors()
+    second = ThreadRanks(2)  # another store, the same name
+    assert second.run(sum_of_ranks) == [3.0, 3.0]
+    assert group.run(sum_of_ranks) == [3.0, 3.0]
+    second.close()
+    del second
+    gc.collect()
+    assert descriptors() == with_group
+    group.close()
+
+
+def new_groups(rank, world_size, times):
+    import torch
+    import torch.distributed as dist
+
+    counts = []
+    for _ in range(times):
+        group = dist.new_group()
+        tensor = torch.full((10,), rank + 1.0)
+        dist.all_reduce(tensor, group=group)
+        assert tensor[0] == 3
+        dist.destroy_process_group(group)
+        counts.append((descriptors(), len(os.listdir("/proc/self/task"))))
+    return counts
+
+
+def test_new_groups_come_and_go_without_a_trace():
+    for result in torch_ranks(2, new_groups, 200, timeout=120):
+        assert max(result.value[20:]) == result.value[20], result.value
+
+
+# ---- Deaths ----
+
+SECCOMP_MODE_FILTER = 2
+SECCOMP_RET_ALLOW = 0x7FFF0000
+SECCOMP_RET_ERRNO = 0x00050000
+PIDFD_OPEN = 434  # the same number on every architecture
+
+
+def forbid_pidfd_open():
+    """From now on pidfd_open fails with EPERM in this process, as in many a container."""
+
+    def instruction(code, k, if_true=0, if_false=0):
+        return struct.pack("HBBI", code, if_true, if_false, k)
+
+    load, jump_if_equal, answer = 0x20, 0x15, 0x06
+    program = b"".join(
+        [
+            instruction(load, 0),  # the system call's number
+            instruction(jump_if_equal, PIDFD_OPEN, 0, 1),
+            instruction(answer, SECCOMP_RET_ERRNO | 1),
+            instruction(answer, SECCOMP_RET_ALLOW),
+        ]
+    )
+    memory = ctypes.create_string_buffer(program)
+    header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(memory))
+    libc = ctypes.CDLL(None, use_errno=True)
+    prctl = libc.prctl
+    prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
+    address = ctypes.create_string_buffer(header)
+    no_new_privileges = prctl(38, 1, 0, 0, 0)
+    if no_new_privileges or prctl(22, SECCOMP_MODE_FILTER, ctypes.addressof(address), 0, 0):
+        raise OSError(ctypes.get_errno(), "no seccomp filter")
+
+
+def death_with_forked_children(rank, world_size, directory, pidfds, transport, how):
+    if not pidfds:
+        try:
+            forbid_pidfd_open()
+        except OSError as error:
+            return ("skip", str(error), 0)
+        with pytest.raises(PermissionError):
+            os.pidfd_open(os.getpid())
+    communicator = pycoll.Communicator(
+        pycoll.FileStore(directory), rank, world_size, options={"PYCOLL_TRANSPORT": transport}
+    )
+    communicator.barrier()
+    if rank == 1:
+        if how == "loader":
+            import torch
+
+            loader = torch.utils.data.DataLoader(
+                list(range(100)), num_workers=2, multiprocessing_context="fork"
+            )
+            next(iter(loader))
+            keep = iter(loader)
+            next(keep)
+        elif os.fork() == 0:
+            time.sleep(5)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    start = time.monotonic()
+    kind, text, when = error_of(lambda: [communicator.barrier() for _ in range(2)])
+    if rank == 0:
+        # The child's copies are closed, so what it does to them cannot reach the others either.
+        time.sleep(0.1)
+    return kind, text, when - start
+
+
+TRANSPORTS = [name for name, _, reason in _core.try_transports() if not reason]
+
+
+@pytest.mark.parametrize("how", ["fork", "loader"])
+@pytest.mark.parametrize("pidfds", [True, False], ids=["pidfd", "no_pidfd"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_children_do_not_hide_a_death(transport, pidfds, how):
+    results = run_ranks(
+        3, death_with_forked_children, pidfds, transport, how, timeout=60, check=False
+    )
+    for result in (results[0], results[2]):
+        assert not result.failed, result.report()
+        kind, text, waited = result.value
+        if kind == "skip":
+            pytest.skip(text)
+        assert kind in ("PeerError", "AbortedError")  # seen itself, or heard from who saw it
+        assert "rank 1 died" in text
+        # A worker's start is in the time, not only the death.
+        assert waited < PROMPTLY + (3 if how == "loader" else 0)
+
+
+def child_with_sockets(communicator):
+    """What a forked child still has open of its parent's connections."""
+    communicator.barrier()
+    own = {
+        os.readlink(f"/proc/self/fd/{d}")
+        for d in map(int, os.listdir("/proc/self/fd"))
+        if d > 2 and os.path.exists(f"/proc/self/fd/{d}")
+    }
+    read, write = os.pipe()
+    if os.fork() == 0:
+        links = []
+        for name in os.listdir("/proc/self/fd"):
+            try:
+                links.append(os.readlink(f"/proc/self/fd/{name}"))
+            except OSError:
+                continue
+        left = [link for link in links if link in own]
+        os.write(write, "\n".join(left).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        left = pipe.read().split("\n")
+    os.wait()
+    communicator.barrier()
+    return own, left
+
+
+def test_a_forked_child_keeps_no_socket():
+    for result in communicator_ranks(2, child_with_sockets):
+        own, left = result.value
+        for kind in ("anon_inode:[eventpoll]", "anon_inode:[pidfd]"):
+            assert kind in own, "the test looks for the wrong thing"
+            assert kind not in left
+
+
+def forks_in_threads(communicator):
+    """Threads fork while groups come and go: nobody waits for a lock that nobody gives back."""
+    done = threading.Event()
+
+    def fork_often():
+        while not done.is_set():
+            child = os.fork()
+            if child == 0:
+                os._exit(0)
+            os.waitpid(child, 0)
+
+    threads = [threading.Thread(target=fork_often) for _ in range(2)]
+    if communicator.rank == 0:
+        for thread in threads:
+            thread.start()
+    for _ in range(200):
+        assert sum_of_ranks(communicator) == 3
+    done.set()
+    for thread in threads:
+        if thread.ident:
+            thread.join()
+
+
+def test_two_threads_may_fork_at_once():
+    communicator_ranks(2, forks_in_threads, timeout=60)
+
+
+# ---- Strangers ----
+
+
+def megabytes() -> float:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096 / 2**20
+
+
+def strange_packets(seed):
+    """Beginnings that a stranger may send; the key is what it does not know."""
+    draw = random.Random(seed)
+    yield b"H " + b"0" * 32 + b" " + b"1" * 32
+    yield b"H"
+    yield b"O group 0 1"
+    yield b"A group " + b"x" * 4000
+    yield b"\0"
+    yield b"x" * 60_000
+    for _ in range(30):
+        yield draw.randbytes(draw.randrange(1, 5000))
+
+
+def knock(name, packets):
+    """One connection with those packets; it ends when the listener has had enough."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+        stranger.settimeout(5)
+        stranger.connect("\0" + name)
+        sent = 0
+        try:
+            for packet in packets:
+                stranger.send(packet)
+                sent += 1
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        return sent
+
+
+def flooded(rank, world_size, directory, messages):
+    """Rank 0 is knocked at by strangers (threads of rank 1) while it works and connects."""
+    store = pycoll.FileStore(directory)
+    first = pycoll.Communicator(store, rank, world_size, name="first", timeout=60)
+    if rank == 0:
+        store.set("names", "\n".join(addresses()))
+    names = store.get("names").decode().split("\n")
+    first.barrier()
+    before = megabytes()
+    passed = 0
+    if rank == 1:
+        for name in names:
+            for seed in range(3):
+                for packet in strange_packets(seed):
+                    passed += knock(name, [packet, packet])
+            small = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            small.connect("\0" + name)  # says nothing
+            kept = [small]
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as hasty:
+                hasty.connect("\0" + name)
+                for _ in range(messages):
+                    try:
+                        hasty.send(b"H")
+                    except OSError:  # it was closed: knock again
+                        break
+            for _ in range(200):  # more than may wait at once
+                kept.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                kept[-1].connect("\0" + name)
+    second = pycoll.Communicator(store, rank, world_size, name="second", timeout=60)
+    sums = [sum_of_ranks(first), sum_of_ranks(second)]
+    return sums, megabytes() - before, descriptors()
+
+
+def test_strangers_do_no_harm():
+    for result in run_ranks(2, flooded, 1_000_000, timeout=120):
+        sums, grown, _ = result.value
+        assert sums == [3.0, 3.0]
+        assert grown < 30 if result.rank == 1 else grown < 8
+
+
+# ---- Choice and agreement ----
+
+
+def test_an_unknown_transport_is_refused(tmp_path):
+    options = {"PYCOLL_TRANSPORT": "shm,pigeon"}
+    with pytest.raises(pycoll.InvalidArgumentError) as caught:
+        pycoll.Communicator(pycoll.FileStore(tmp_path), 0, 2, options=options)
+    for word in ("PYCOLL_TRANSPORT", "'pigeon'", "shm"):
+        assert word in str(caught.value)
+    assert not os.listdir(tmp_path), "the rank has announced itself"
+
+
+def different_transports(rank, world_size, directory):
+    options = {"PYCOLL_TRANSPORT": ("auto", "shm")[rank]}
+    return error_of(
+        lambda: pycoll.Communicator(pycoll.FileStore(directory), rank, world_size, options=options)
+    )
+
+
+def test_ranks_must_agree_on_transports():
+    for result in run_ranks(2, different_transports):
+        kind, text, _ = result.value
+        assert kind == "MismatchError"
+        assert "PYCOLL_TRANSPORT" in text
+        assert "'auto' on rank 0, 'shm' on rank 1" in text
+
+
+def test_the_host_is_the_same_for_all_ranks_here():
+    names = run_ranks(2, lambda_free_host)
+    assert names[0].value == names[1].value == _core.host_identity()
+    assert len(names[0].value.split("/")) == 5  # boot, and four namespaces
+
+
+def lambda_free_host(rank, world_size, directory):
+    return _core.host_identity()
