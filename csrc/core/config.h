@@ -21,6 +21,7 @@ struct Config {
   double connect_timeout = 300;     // PYCOLL_CONNECT_TIMEOUT: seconds to find and connect all peers
   std::string transport = "auto";   // PYCOLL_TRANSPORT: which transports, in order of preference
   std::string socket_ifname;        // PYCOLL_SOCKET_IFNAME: empty takes the one to the store
+  std::string store_host;           // no variable: where the store is reached, if that is known
   uint64_t tcp_connections = 2;     // PYCOLL_TCP_CONNECTIONS: sockets between two processes
   double heartbeat = 10;            // PYCOLL_HEARTBEAT: seconds of silence that mean a lost host
   std::string isa;                  // PYCOLL_ISA: forces a kernel instruction set; empty: the best

@@ -11,6 +11,11 @@ namespace {
 // How long close() waits for operations that are still queued.
 constexpr auto kCloseGrace = std::chrono::seconds(5);
 
+std::string how_it_died(Transport& transport, int peer) {
+  const std::string reason = transport.death_reason(peer);
+  return concat(" died (", reason.empty() ? "its process is gone" : reason, ")");
+}
+
 }  // namespace
 
 Nanoseconds Communicator::until_deadline(const Operation& operation) {
@@ -62,7 +67,7 @@ void Communicator::look_at_collective() {
     if (state == PeerState::alive) continue;
     if (help_from_the_gone()) return;
     fail(ErrorKind::peer_failed, "rank ", peer,
-         state == PeerState::died ? " died (its process is gone)" : " left the group",
+         state == PeerState::died ? how_it_died(*transport_, peer) : " left the group",
          " while rank ", rank_, " waited for it in ", to_string(mine), " of ", world_size_,
          " ranks. Look at that rank's own output for the reason");
   }
@@ -83,7 +88,7 @@ bool Communicator::look_at_message(const MessageOperation& operation) {
   if (gone >= 0) {
     if (help_from_the_gone()) return true;
     fail(ErrorKind::peer_failed, "rank ", gone,
-         left == peers.size() ? " left the group" : " died (its process is gone)", " while rank ",
+         left == peers.size() ? " left the group" : how_it_died(*transport_, gone), " while rank ",
          rank_, " waited for it in ", operation.describe(),
          ". Look at that rank's own output for the reason");
   }

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cctype>
 #include <optional>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "core/error.h"
 #include "python/gil.h"
@@ -88,15 +90,26 @@ class C10dStore final : public Store {
   c10::intrusive_ptr<c10d::Store> store_;
 };
 
+// The host of a store that is reached over the network: peers should be told the address from which
+// this rank reaches it.
+std::string host_of(c10::intrusive_ptr<c10d::Store> store) {
+  while (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store.get())) {
+    store = prefixed->getUnderlyingStore();
+  }
+  const auto* networked = dynamic_cast<const c10d::TCPStore*>(store.get());
+  return networked == nullptr ? "" : networked->getHost();
+}
+
 std::shared_ptr<Communicator> connect(const GroupRequest& request) {
   const GilRelease release;
   C10dStore store(request.store);
-  const BootstrapRequest bootstrap{&store,
-                                   "pycoll/" + request.group_id,
-                                   request.rank,
-                                   request.world_size,
-                                   Config::from_env(),
-                                   request.interrupt};
+  BootstrapRequest bootstrap{&store,
+                             "pycoll/" + request.group_id,
+                             request.rank,
+                             request.world_size,
+                             Config::from_env(),
+                             request.interrupt};
+  bootstrap.config.store_host = host_of(request.store);
   return Communicator::make(bootstrap,
                             request.networks->network_for(bootstrap.prefix, bootstrap.config),
                             time_limit(request.timeout));

@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "transport/mixed/mixed_transport.h"
 #include "transport/shm/shm_transport.h"
+#include "transport/tcp/tcp_transport.h"
 
 namespace pycoll {
 namespace {
@@ -13,6 +14,8 @@ namespace {
 constexpr TransportRow kTransports[] = {
     {"shm", "shared memory between processes of one host",
      []() -> std::unique_ptr<Connector> { return std::make_unique<shm::ShmConnector>(); }},
+    {"tcp", "TCP between processes of any hosts",
+     []() -> std::unique_ptr<Connector> { return std::make_unique<tcp::TcpConnector>(); }},
 };
 
 std::string transport_names() {

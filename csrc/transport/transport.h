@@ -150,6 +150,8 @@ class Transport {
   virtual bool shares_cpu_with(int peer) = 0;
 
   virtual PeerState peer_state(int peer) = 0;
+  // How it is known that a peer died; empty when there is nothing to say but that it did.
+  virtual std::string death_reason(int /*peer*/) { return ""; }
   // The reason in the first abort that a peer sent, if any.
   virtual std::optional<std::string> peer_abort() = 0;
   // Tells all peers why this rank gives the group up. Best effort, never blocks.

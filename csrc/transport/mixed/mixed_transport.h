@@ -36,6 +36,7 @@ class MixedTransport final : public Transport {
   bool shares_cpu_with(int peer) override { return to(peer).shares_cpu_with(peer); }
 
   PeerState peer_state(int peer) override { return to(peer).peer_state(peer); }
+  std::string death_reason(int peer) override { return to(peer).death_reason(peer); }
   std::optional<std::string> peer_abort() override;
   void send_abort(const std::string& reason) override;
   void leave() override;

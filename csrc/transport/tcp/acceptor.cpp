@@ -146,7 +146,7 @@ bool Acceptor::admit(const Hello& hello, Socket& socket) {
   forming.until = Clock::now() + kFormingPatience;
   const Nanoseconds heartbeat =
       std::chrono::milliseconds(std::clamp<uint32_t>(hello.heartbeat_ms, 100, 86'400'000));
-  prepare_connection(socket.get(), heartbeat);
+  prepare_connection(socket.get(), heartbeat, identity_.buffer);
   const int fd = socket.get();
   forming.sockets.push_back(std::move(socket));
   const bool complete = forming.sockets.size() == hello.connections;

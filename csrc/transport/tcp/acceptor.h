@@ -28,6 +28,7 @@ struct Accepted {
 struct AcceptorIdentity {
   Id process{};
   Id secret{};
+  int buffer = 0;  // of prepare_connection()
 };
 
 class Acceptor final : public IoHandler, public std::enable_shared_from_this<Acceptor> {
@@ -60,8 +61,8 @@ class Acceptor final : public IoHandler, public std::enable_shared_from_this<Acc
   const std::shared_ptr<Descriptors> table_;
   IoThread& io_;
   const std::function<void(Accepted)> on_link_;
+  uint16_t port_ = 0;  // before socket_: found when it is bound
   Socket socket_;
-  uint16_t port_ = 0;
   uint64_t registration_ = 0;
   bool pausing_ = false;                               // out of descriptors
   std::deque<std::shared_ptr<Handshake>> unfinished_;  // the oldest first

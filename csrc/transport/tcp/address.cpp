@@ -172,7 +172,9 @@ std::vector<InterfaceAddress> choose_addresses(const std::string& interfaces,
         interfaces.empty() ? "this host has no network interface that is up and has an address"
                            : concat("PYCOLL_SOCKET_IFNAME=", interfaces,
                                     ": no interface of that name is up and has an address");
-    fail(ErrorKind::invalid_argument, what, "; there are: ", list_of(all));
+    // Only a wrong wish is the user's to correct: without a network there may be other transports.
+    fail(interfaces.empty() ? ErrorKind::system : ErrorKind::invalid_argument, what,
+         "; there are: ", list_of(all));
   }
   std::stable_sort(chosen.begin(), chosen.end(),
                    [](const auto& a, const auto& b) { return preference(a) < preference(b); });

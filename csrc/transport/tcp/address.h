@@ -49,11 +49,12 @@ std::vector<InterfaceAddress> interface_addresses();
 // beginnings of names, separated by commas; then only theirs. Else the one from which the store is
 // reached comes first (`store_host` may be empty). The host's own name is never looked up: it often
 // stands for a loopback address (127.0.1.1) in /etc/hosts.
-// Throws Error(invalid_argument) that lists the interfaces there are.
+// Throws Error that lists the interfaces there are: invalid_argument when none has such a name,
+// system when there is none at all.
 std::vector<InterfaceAddress> choose_addresses(const std::string& interfaces,
                                                const std::string& store_host);
 
-// The interfaces that `pattern` (as above) names.
+// Whether `interfaces`, as above, names that one.
 bool matches(const std::string& interfaces, const std::string& name);
 
 // Processes with the same one reach each other over loopback.

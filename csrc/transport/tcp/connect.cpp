@@ -96,7 +96,7 @@ class Meeting {
     if (!each.asked) each.asked = engine_.ask(each.session, each.theirs.process);
     if (each.asked) return;
     if (!each.dial && engine_.claim_dial(each.theirs.process)) {
-      each.dial = std::make_unique<Dial>(mine_, each.theirs, engine_.table());
+      each.dial = std::make_unique<Dial>(mine_, each.theirs, engine_.table(), engine_.buffer());
     }
     if (!each.dial || !each.dial->advance(Clock::now())) return;
     each.tried = each.dial->report();
@@ -165,19 +165,21 @@ class Meeting {
 
 }  // namespace
 
-TcpConnector::TcpConnector() : table_(std::make_shared<Descriptors>()) {}
+TcpConnector::TcpConnector(int socket_buffer)
+    : socket_buffer_(socket_buffer), table_(std::make_shared<Descriptors>()) {}
 
 TcpConnector::~TcpConnector() = default;
 
 std::shared_ptr<Engine> TcpConnector::engine() {
   const std::lock_guard lock(mutex_);
-  if (!engine_) engine_ = std::make_shared<Engine>(table_);
+  if (!engine_) engine_ = std::make_shared<Engine>(table_, socket_buffer_);
   return engine_;
 }
 
 std::string TcpConnector::describe(const Config& config) {
   // First: a wrong interface is an error before anything is opened.
-  std::vector<InterfaceAddress> addresses = choose_addresses(config.socket_ifname, "");
+  std::vector<InterfaceAddress> addresses =
+      choose_addresses(config.socket_ifname, config.store_host);
   const auto engine = this->engine();
   Description description;
   description.process = engine->process();

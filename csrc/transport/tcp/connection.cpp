@@ -25,6 +25,13 @@ constexpr int kReads = 16;
 // Answers and abort texts that a peer does not read are dropped beyond that many frames.
 constexpr size_t kLongQueue = 4096;
 
+// A process that is gone leaves an end of file, or a reset where something was still to be read.
+std::string how_it_ended(int error) {
+  if (error == 0 || error == ECONNRESET || error == EPIPE) return "";
+  if (error == ETIMEDOUT) return "its host does not answer";
+  return std::strerror(error);
+}
+
 int64_t ticks(Clock::time_point when) {
   return when.time_since_epoch().count();
 }
@@ -145,8 +152,7 @@ std::optional<std::string> Connection::read_some(Link& link, bool& came) {
           came = true;
           break;
         case FrameReader::Result::end:
-          if (errno == 0) return "it closed the connection";
-          return std::strerror(errno);
+          return how_it_ended(errno);
       }
     }
   } catch (const Error& error) {

@@ -32,7 +32,8 @@ void set_number(int socket, int level, int option, int value) {
 
 }  // namespace
 
-void prepare_connection(int socket, Nanoseconds heartbeat) {
+void prepare_connection(int socket, Nanoseconds heartbeat, int buffer) {
+  if (buffer > 0) set_number(socket, SOL_SOCKET, SO_SNDBUF, buffer);
   set_number(socket, IPPROTO_TCP, TCP_NODELAY, 1);
   // Idle time, then probes: their sum is the heartbeat, in whole seconds. An idle connection is
   // watched by these, one with data on its way by Connection::is_lost().
@@ -49,10 +50,12 @@ void prepare_connection(int socket, Nanoseconds heartbeat) {
 #endif
 }
 
-Dial::Dial(const Description& mine, const Description& theirs, std::shared_ptr<Descriptors> table)
+Dial::Dial(const Description& mine, const Description& theirs, std::shared_ptr<Descriptors> table,
+           int buffer)
     : mine_(mine),
       theirs_(theirs),
       table_(std::move(table)),
+      buffer_(buffer),
       candidates_(candidates(mine, theirs)),
       outcomes_(candidates_.size(), "not tried yet") {}
 
@@ -165,7 +168,8 @@ Dial::Outcome Dial::step(Attempt& attempt, Clock::time_point now) {
     }
     attempt.connected = true;
     attempt.until = now + kWelcomePatience;
-    prepare_connection(attempt.socket.get(), std::chrono::milliseconds(theirs_.heartbeat_ms));
+    prepare_connection(attempt.socket.get(), std::chrono::milliseconds(theirs_.heartbeat_ms),
+                       buffer_);
     note(attempt.candidate, "connected, but no welcome came");
     if (!send_hello(attempt)) {
       note(attempt.candidate, errno_text("send"));

@@ -21,7 +21,8 @@ namespace pycoll::tcp {
 
 class Dial {
  public:
-  Dial(const Description& mine, const Description& theirs, std::shared_ptr<Descriptors> table);
+  Dial(const Description& mine, const Description& theirs, std::shared_ptr<Descriptors> table,
+       int buffer);
 
   // What to wait for, and how long at most.
   void add_to(std::vector<pollfd>& entries) const;
@@ -55,6 +56,7 @@ class Dial {
   Description mine_;
   Description theirs_;
   std::shared_ptr<Descriptors> table_;
+  int buffer_;  // of prepare_connection()
   std::vector<Candidate> candidates_;
   std::vector<std::string> outcomes_;  // by candidate
   std::vector<Attempt> attempts_;
@@ -68,7 +70,7 @@ class Dial {
 };
 
 // Options of every connection: no delay, keepalive so that a silent host is noticed within
-// `heartbeat`.
-void prepare_connection(int socket, Nanoseconds heartbeat);
+// `heartbeat`. A send `buffer` of 0 bytes is left to the kernel.
+void prepare_connection(int socket, Nanoseconds heartbeat, int buffer);
 
 }  // namespace pycoll::tcp

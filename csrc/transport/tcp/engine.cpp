@@ -22,10 +22,13 @@ SessionKey turned(const SessionKey& key) {
 
 }  // namespace
 
-Engine::Engine(std::shared_ptr<Descriptors> table)
-    : table_(std::move(table)), process_(to_id(random_name())), secret_(to_id(random_name())) {
+Engine::Engine(std::shared_ptr<Descriptors> table, int buffer)
+    : table_(std::move(table)),
+      process_(to_id(random_name())),
+      secret_(to_id(random_name())),
+      buffer_(buffer) {
   io_ = std::make_unique<IoThread>(table_, [this] { return tick(); });
-  acceptor_ = std::make_shared<Acceptor>(AcceptorIdentity{process_, secret_}, table_, *io_,
+  acceptor_ = std::make_shared<Acceptor>(AcceptorIdentity{process_, secret_, buffer_}, table_, *io_,
                                          [this](Accepted link) { accept(std::move(link)); });
   acceptor_->start();
   io_->start();

@@ -21,12 +21,14 @@ namespace pycoll::tcp {
 
 class Engine final : public LinkOwner {
  public:
-  explicit Engine(std::shared_ptr<Descriptors> table);
+  // `buffer`: bytes of each connection's send buffer; 0 leaves it to the kernel.
+  explicit Engine(std::shared_ptr<Descriptors> table, int buffer = 0);
   ~Engine() override;
 
   const Id& process() const { return process_; }
   const Id& secret() const { return secret_; }
   const std::shared_ptr<Descriptors>& table() const { return table_; }
+  int buffer() const { return buffer_; }
   uint16_t port() const { return acceptor_->port(); }
 
   uint32_t next_number();
@@ -74,6 +76,7 @@ class Engine final : public LinkOwner {
   const std::shared_ptr<Descriptors> table_;
   const Id process_;
   const Id secret_;
+  const int buffer_;
 
   // Taken by readers of connections while they hold one: under it, nothing of a connection is
   // locked but the sending side.

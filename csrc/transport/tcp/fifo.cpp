@@ -38,12 +38,11 @@ void TcpSendEnd::publish(const MessageTag& tag) {
 
 void TcpSendEnd::note_released(uint32_t released) {
   const uint32_t published = published_.load(std::memory_order_relaxed);
-  uint32_t known = released_.load(std::memory_order_relaxed);
-  if (published - released > slots_.depth) {
-    // Counts come over several connections: an older one may be the later to come.
-    if (known - released <= slots_.depth) return;
+  if (static_cast<int32_t>(published - released) < 0) {
     fail(ErrorKind::peer_failed, "it gave back ", released, " messages of ", published);
   }
+  // Counts come over several connections: an older one may be the later to come.
+  uint32_t known = released_.load(std::memory_order_relaxed);
   // Relaxed: the count stands for itself.
   while (static_cast<int32_t>(released - known) > 0 &&
          !released_.compare_exchange_weak(known, released, std::memory_order_relaxed)) {

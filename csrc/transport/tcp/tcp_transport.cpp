@@ -81,6 +81,10 @@ PeerState TcpTransport::peer_state(int peer) {
   return session(peer).state();
 }
 
+std::string TcpTransport::death_reason(int peer) {
+  return session(peer).reason();
+}
+
 std::optional<std::string> TcpTransport::peer_abort() {
   return board_->peer_abort();
 }

@@ -45,6 +45,7 @@ class TcpTransport final : public Transport {
   bool shares_cpu_with(int /*peer*/) override { return false; }
 
   PeerState peer_state(int peer) override;
+  std::string death_reason(int peer) override;
   std::optional<std::string> peer_abort() override;
   void send_abort(const std::string& reason) override;
   void leave() override;
@@ -61,7 +62,9 @@ class TcpTransport final : public Transport {
 
 class TcpConnector final : public Connector {
  public:
-  TcpConnector();
+  // `socket_buffer`: bytes of each connection's send buffer; 0 leaves it to the kernel.
+  // With a small one most writes are short.
+  explicit TcpConnector(int socket_buffer = 0);
   ~TcpConnector() override;
 
   const char* name() const override { return "tcp"; }
@@ -76,6 +79,7 @@ class TcpConnector final : public Connector {
  private:
   std::shared_ptr<Engine> engine();
 
+  const int socket_buffer_;
   std::mutex mutex_;  // a leaf but for the table's; guards the two below
   std::shared_ptr<Descriptors> table_;
   std::shared_ptr<Engine> engine_;  // made by the first describe()
