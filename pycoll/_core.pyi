@@ -182,6 +182,14 @@ def build_programs(
     `hosts`: the host of each rank, numbered by first appearance; empty: all on one.
     """
 
+def select_algorithm(
+    collective: str, bytes: int, *, has_window: bool, several_hosts: bool, rules: str = ""
+) -> str:
+    """The name of the algorithm that a call of that size would use.
+
+    `has_window`: all ranks can read each other's memory; `rules`: as in PYCOLL_ALGO.
+    """
+
 def validate(program: Program) -> None:
     """Raises InvalidArgumentError, with rank, lane and step, for an unsafe Program."""
 

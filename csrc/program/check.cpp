@@ -78,7 +78,8 @@ class Verifier {
     for (int32_t chunk = 0; chunk < first.output_chunks; ++chunk) {
       for (const Program& program : programs_) {
         if (traits.output_at_root && program.rank != program.root) continue;
-        const int32_t rounds = run_.rounds_of(length_class(program, Ref{Space::output, chunk}));
+        const int32_t rounds =
+            run_.rounds().of_length(length_class(program, Ref{Space::output, chunk}));
         for (int32_t round = 0; round < rounds; ++round) one(program, round, chunk);
       }
     }

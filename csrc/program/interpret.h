@@ -20,6 +20,7 @@
 #include "core/error.h"
 #include "program/happens_before.h"
 #include "program/memory.h"
+#include "program/rounds.h"
 #include "program/wiring.h"
 
 namespace pycoll::prover {
@@ -68,6 +69,7 @@ class Interpreter {
   Interpreter(std::span<const Program> programs, RunOptions options, Domain& domain)
       : wiring_(wire(programs)),
         options_(std::move(options)),
+        rounds_(programs, options_.rounds, options_.lengths),
         domain_(domain),
         memory_(programs, options_.rounds, options_.in_place),
         states_(wiring_.processes.size()),
@@ -76,7 +78,6 @@ class Interpreter {
         watchers_(wiring_.processes.size()),
         meetings_(wiring_.barriers.size()),
         is_barrier_(programs.front().collective == Collective::barrier) {
-    for (const Program& program : programs) rounds_of_rank_.push_back(longest_known(program));
     if (is_barrier_ || memory_.needs_order()) order_.emplace(states_.size());
     if (is_barrier_) arrivals_.emplace(wiring_.lanes_of_rank, options_.rounds);
   }
@@ -103,12 +104,7 @@ class Interpreter {
     return memory_.at({rank, 0, round, {Space::output, chunk}});
   }
 
-  // Rounds in which a chunk of this class takes part: those in which it has elements, and the
-  // first.
-  int32_t rounds_of(int32_t length) const {
-    if (options_.lengths.empty()) return options_.rounds;
-    return std::max(1, options_.lengths[static_cast<size_t>(length)]);
-  }
+  const Rounds& rounds() const { return rounds_; }
 
  private:
   struct Slot {
@@ -140,26 +136,8 @@ class Interpreter {
     int32_t lane;
   };
 
-  // The executor's round_count() in slices: what a rank can tell from its own vectors.
-  int32_t longest_known(const Program& program) const {
-    int32_t most = options_.lengths.empty() ? options_.rounds : 1;
-    if (options_.lengths.empty()) return most;
-    const auto look = [&](Space space, int32_t chunks) {
-      for (int32_t k = 0; k < chunks; ++k) {
-        most = std::max(most, rounds_of(length_class(program, Ref{space, k})));
-      }
-    };
-    look(Space::input, program.input_chunks);
-    look(Space::output, program.output_chunks);
-    return most;
-  }
-
-  // Blocks are told apart by length only where they differ: a run with equal lengths finds what is
-  // wrong with any.
-  int32_t length_of(int32_t process, const Step& step) const {
-    const Program& program = wiring_.program_of(process);
-    const bool cut = traits_of(program.collective).lengths == Lengths::cut;
-    return cut || !options_.lengths.empty() ? length_class(program, step) : 0;
+  int32_t length_of(const Turn& turn) const {
+    return rounds_.length_of(wiring_.program_of(turn.process), turn.step);
   }
 
   // Runs a process until it has to wait.
@@ -174,7 +152,7 @@ class Interpreter {
       }
       leave_round(process, wired.rank, state.round);
       state.next_step = 0;
-      state.done = ++state.round == rounds_of_rank_[static_cast<size_t>(wired.rank)];
+      state.done = ++state.round == rounds_.of_rank(wired.rank);
     }
   }
 
@@ -203,7 +181,7 @@ class Interpreter {
     const Turn turn{process, state, op, *op.step, traits_of(op.step->kind), wired.rank, wired.lane};
     if (turn.step.kind == StepKind::barrier) return meet(turn);
     // A barrier's vectors are empty in every round; its rounds stand for calls.
-    const int32_t rounds = is_barrier_ ? options_.rounds : rounds_of(length_of(process, turn.step));
+    const int32_t rounds = is_barrier_ ? options_.rounds : rounds_.of_length(length_of(turn));
     if (state.round > 0 && state.round >= rounds) return true;
     if (op.fifo_in >= 0 && fifo(op.fifo_in).empty()) return wait(state, Wait::message, op.fifo_in);
     if (op.fifo_out >= 0 && fifo(op.fifo_out).full()) return wait(state, Wait::slot, op.fifo_out);
@@ -304,7 +282,7 @@ class Interpreter {
   }
 
   void accept(const Turn& turn, const Message<Value>& message) {
-    const int32_t wanted = length_of(turn.process, turn.step);
+    const int32_t wanted = length_of(turn);
     const auto disagree = [&](const auto&... parts) {
       const int32_t sender = wiring_.fifos[static_cast<size_t>(turn.wired.fifo_in)].sender;
       fault(CheckKind::mismatch, turn, parts..., ", sent by ",
@@ -417,7 +395,7 @@ class Interpreter {
 
   // An accumulator or a window chunk holds as many elements as the step that wrote it had.
   void same_length(const Turn& turn, Ref ref, const Cell<Value>& cell) const {
-    const int32_t wanted = length_of(turn.process, turn.step);
+    const int32_t wanted = length_of(turn);
     if (cell.length == wanted) return;
     fault(CheckKind::mismatch, turn, "reads ", to_string(ref), " as chunk ", wanted,
           ", but it holds chunk ", cell.length, ", which has another size");
@@ -427,7 +405,7 @@ class Interpreter {
     const Place place = place_of(turn, turn.step.dst);
     note(turn, place, true);
     memory_.at(place) = {datum,        turn.state.round,     turn.state.time,
-                         turn.process, turn.state.next_step, length_of(turn.process, turn.step)};
+                         turn.process, turn.state.next_step, length_of(turn)};
   }
 
   // Tells the race detector of an access; the schedule at hand got away with an unordered one,
@@ -459,7 +437,7 @@ class Interpreter {
     queue.tail().message = {datum,
                             wire_sent(turn.step, received),
                             turn.state.round,
-                            length_of(turn.process, turn.step),
+                            length_of(turn),
                             turn.state.time,
                             turn.state.next_step,
                             now};
@@ -494,6 +472,7 @@ class Interpreter {
 
   Wiring wiring_;
   RunOptions options_;
+  Rounds rounds_;
   Domain& domain_;
   Memory<Value> memory_;
   std::vector<ProcessState> states_;
@@ -501,7 +480,6 @@ class Interpreter {
   std::vector<std::vector<Announcement>> announcements_;  // of each process, at its barriers
   std::vector<std::vector<int32_t>> watchers_;            // processes that wait for its next one
   std::vector<std::vector<std::optional<Announcement>>> meetings_;  // of each barrier
-  std::vector<int32_t> rounds_of_rank_;
   std::deque<int32_t> ready_;
   bool is_barrier_;
   std::optional<HappensBefore> order_;

@@ -12,6 +12,7 @@
 #include "program/algorithm.h"
 #include "program/check.h"
 #include "program/trace.h"
+#include "runtime/selector.h"
 
 namespace py = pybind11;
 
@@ -88,6 +89,12 @@ std::vector<Program> build_programs(const std::string& collective, const std::st
     programs.push_back(build_program(algorithm, request));
   } while (++request.rank < world_size);
   return programs;
+}
+
+std::string select_algorithm(const std::string& collective, uint64_t bytes, bool has_window,
+                             bool several_hosts, const std::string& rules) {
+  const SelectionInput input{collective_from(collective), bytes, has_window, several_hosts};
+  return std::string(Selector(rules).select(input).name);
 }
 
 Trace trace_named(const std::vector<Program>& programs,
@@ -191,6 +198,9 @@ void bind_programs(py::module_& m) {
   m.def("algorithms", &algorithms_of, arg("collective"), "The algorithms of a collective.");
   m.def("build_programs", &build_programs, arg("collective"), arg("algorithm"), arg("world_size"),
         arg("root") = 0, arg("hosts") = std::vector<int32_t>{}, "One Program a rank.");
+  m.def("select_algorithm", &select_algorithm, arg("collective"), arg("bytes"), py::kw_only(),
+        arg("has_window"), arg("several_hosts"), arg("rules") = "",
+        "The name of the algorithm that a call of that size would use.");
   m.def("validate", &validate, arg("program"), "Raises InvalidArgumentError for unsafe Programs.");
   m.def(
       "chunk_range",
