@@ -51,11 +51,13 @@ uint32_t Engine::next_number() {
 std::shared_ptr<Link> Engine::adopt(const Id& peer, Nanoseconds heartbeat,
                                     std::vector<Socket> sockets) {
   auto link = std::make_shared<Link>(*this, peer, heartbeat);
-  const std::lock_guard lock(mutex_);
-  links_.push_back(link);
-  // Its frames are read by the IO thread from here on: it waits for mutex_ where it needs it.
-  link->start(std::move(sockets), *io_);
-  io_->tick_within(heartbeat / 4);
+  {
+    const std::lock_guard lock(mutex_);
+    links_.push_back(link);
+    // Its frames are read by the IO thread from here on: it waits for mutex_ where it needs it.
+    link->start(std::move(sockets), *io_);
+  }
+  care_within(heartbeat / 4);
   return link;
 }
 
@@ -142,7 +144,7 @@ void Engine::on_opened(const std::shared_ptr<Link>& link, const OpenBody& body) 
 
 void Engine::on_end(const std::shared_ptr<Link>& link) {
   if (!link->has_ended()) {
-    io_->tick_within(std::chrono::milliseconds(250));  // care_for_links() ends the rest of it
+    care_within(std::chrono::milliseconds(250));  // ends the rest of it
     return;
   }
   {
@@ -245,13 +247,30 @@ Nanoseconds Engine::care_for_links(Clock::time_point now) {
   return next;
 }
 
+void Engine::care_within(Nanoseconds delay) {
+  {
+    const std::lock_guard lock(mutex_);
+    next_care_ = std::min(next_care_, Clock::now() + delay);
+  }
+  io_->tick_within(delay);
+}
+
 Nanoseconds Engine::tick() {
   const auto now = Clock::now();
   Nanoseconds next = acceptor_->tick(now);
-  if (now >= next_care_) next_care_ = now + care_for_links(now);
-  next = std::min<Nanoseconds>(next, next_care_ - now);
+  bool care = false;
+  {
+    const std::lock_guard lock(mutex_);
+    care = now >= next_care_;
+    if (care) next_care_ = now + std::chrono::hours(1);
+  }
+  if (care) care_within(care_for_links(now));
+  {
+    const std::lock_guard lock(mutex_);
+    next = std::min<Nanoseconds>(next, next_care_ - now);
+  }
   if (unpark()) next = std::min<Nanoseconds>(next, kParkTick);
-  return next;
+  return std::max<Nanoseconds>(next, std::chrono::microseconds(100));
 }
 
 }  // namespace pycoll::tcp

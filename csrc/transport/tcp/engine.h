@@ -64,6 +64,7 @@ class Engine final : public LinkOwner {
 
   Nanoseconds tick();
   Nanoseconds care_for_links(Clock::time_point now);
+  void care_within(Nanoseconds delay);
   bool unpark();
   void accept(Accepted accepted);
   std::shared_ptr<Link> adopt(const Id& peer, Nanoseconds heartbeat, std::vector<Socket> sockets);
@@ -89,7 +90,7 @@ class Engine final : public LinkOwner {
   std::set<Id> dialing_;
   std::vector<std::shared_ptr<Link>> links_;  // until they end
   std::vector<std::shared_ptr<Connection>> parked_;
-  Clock::time_point next_care_{};  // the IO thread's
+  Clock::time_point next_care_{};  // when links are looked after
 
   std::unique_ptr<IoThread> io_;
   std::shared_ptr<Acceptor> acceptor_;
