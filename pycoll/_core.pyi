@@ -272,9 +272,24 @@ class Call:
         outputs: Sequence[Any],
         dtype: str,
         op: str,
-        count: int,
+        factor: float,
         root: int,
         algorithm: str,
+        timeout: float | None,
+        on_result: Callable[[], object] | None,
+    ) -> None: ...
+
+class Message:
+    """One side of a point-to-point message; `peer` None receives from any rank."""
+
+    def __init__(
+        self,
+        *,
+        receives: bool,
+        array: Any,
+        dtype: str,
+        peer: int | None,
+        tag: int,
         timeout: float | None,
         on_result: Callable[[], object] | None,
     ) -> None: ...
@@ -286,6 +301,9 @@ class WorkCore:
     def done(self) -> bool: ...
     @property
     def sequence(self) -> int: ...
+    @property
+    def source(self) -> int:
+        """The rank whose message a finished receive took; else -1."""
 
 class CommunicatorCore:
     """A group of ranks; see pycoll.Communicator."""
@@ -302,6 +320,9 @@ class CommunicatorCore:
     ) -> None: ...
     def run(self, call: Call) -> None: ...
     def submit(self, call: Call) -> WorkCore: ...
+    def run_message(self, message: Message) -> int:
+        """The rank that sent it; -1 for a send."""
+    def submit_message(self, message: Message) -> WorkCore: ...
     def close(self) -> None: ...
     def abort(self, why: str) -> None: ...
     def dead(self) -> bool: ...

@@ -1,30 +1,35 @@
-"""Collectives on NumPy arrays, without torch."""
+"""Collectives and messages of NumPy arrays, without torch."""
 
 from __future__ import annotations
 
-import functools
 import weakref
-from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, Literal, overload
 
 from pycoll import _core
+from pycoll._arrays import (
+    Array,
+    Blocks,
+    Dense,
+    blocks_of,
+    check_array,
+    check_block,
+    check_stacked,
+)
+from pycoll._calls import Call, Message
 from pycoll._store_adapter import adapt_store
 
-Array = npt.NDArray[Any]
+__all__ = ["Communicator", "Work"]
 
 
 class Work:
-    """A collective that was started with ``async_op=True``."""
+    """A call that was started with ``async_op=True``."""
 
     def __init__(self, core: _core.WorkCore) -> None:
         self._core = core
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until the result is in the output arrays.
+        """Waits until the result is in the output arrays (a send: until the array is free again).
 
         Returns False when `timeout` (seconds) passed first; the operation goes on. Raises what the
         synchronous call would raise.
@@ -34,6 +39,12 @@ class Work:
     def is_completed(self) -> bool:
         """True when wait() would return at once: the outputs hold the result, or it failed."""
         return self._core.done()
+
+    @property
+    def source(self) -> int | None:
+        """The rank whose message a finished `recv` took; None for everything else."""
+        source = self._core.source
+        return None if source < 0 else source
 
 
 class Communicator:
@@ -49,15 +60,28 @@ class Communicator:
             count from when it is its turn: operations of a group run one after the other.
         options: PYCOLL_* variables for this group alone: ``{"PYCOLL_ALGO": "all_reduce=ring"}``.
 
-    Arrays are NumPy arrays of any shape and strides: bool, integers, float16/32/64, bfloat16 (of
-    the ml_dtypes package). Reductions exist for float16, bfloat16, float32, float64, int8, int16,
-    int32, int64 and uint8; 16-bit floating-point sums accumulate in float32 and are rounded once,
-    integers wrap. The result has the same bits on every rank.
+    Arrays are NumPy arrays of any shape and strides (also negative ones, no elements, no
+    dimensions) of bool, int8 to int64, uint8 to uint64, float16/32/64, complex64/128 and, of the
+    ml_dtypes package, bfloat16, float8_e4m3fn and float8_e5m2. What is only read is never changed.
+
+    Reduce operations are sum, avg, product, min, max, band, bor, bxor, and premul_sum, which
+    multiplies this rank's input by `factor` before the sum. 8 and 16-bit floating-point sums
+    accumulate in float32 and are rounded once; integers wrap, and their avg is truncated toward
+    zero; the sum of bools is "any". Complex numbers have sum, avg and premul_sum; bitwise
+    operations are for integers and bool. The result has the same bits on every rank.
+
+    A rank may call a group from several threads; calls then run in the order in which they come,
+    which must be the same on every rank. Messages (`send`, `recv`) have no place in that order.
 
     Every method raises `InvalidArgumentError` (a ValueError) before memory is touched when an
-    argument is wrong; `MismatchError` when ranks called different things, `PeerError` when a rank
-    died or left, `TimeoutError`, or `AbortedError`. After one of the latter four the group cannot
-    be used any more.
+    argument is wrong, `UnsupportedError` for an operation that a dtype does not have;
+    `MismatchError` when ranks called different things, `PeerError` when a rank died or left,
+    `TimeoutError`, or `AbortedError`. After one of the latter four the group cannot be used any
+    more (a message that does not fit its receive is the exception: only the two fail).
+
+    Everywhere, `algorithm` forces an algorithm (`pycoll explain` lists them; `auto` takes what
+    `algorithm_for` names), `timeout` is in seconds and replaces the group's, and with `async_op`
+    the call returns a `Work` at once: arrays must not be touched until its wait() has returned.
     """
 
     def __init__(
@@ -101,22 +125,22 @@ class Communicator:
         array: Array,
         op: str = "sum",
         *,
+        factor: float = 1.0,
         algorithm: str = "auto",
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Work | None:
-        """Replaces `array` on every rank by the sum (avg, product, min, max) over all ranks.
+        """Replaces `array` on every rank by the reduction over all ranks.
 
-        Shape and dtype must be the same on all ranks. `algorithm` forces one of ring, tree,
-        recursive_doubling, one_shot, two_shot; `auto` takes what `algorithm_for` names.
+        Shape and dtype must be the same on all ranks.
         """
-        _check_array("all_reduce", "array", array, writable=True)
-        call = _Call("all_reduce", op=op, algorithm=algorithm, timeout=timeout)
-        return self._run(call, array.size, [array], [array], async_op)
+        check_array("all_reduce", "array", array, writable=True)
+        call = Call("all_reduce", op, factor, 0, algorithm, timeout)
+        return self._run(call, [array], [array], async_op)
 
     def all_gather(
         self,
-        output: Array,
+        output: Blocks,
         input: Array,
         *,
         algorithm: str = "auto",
@@ -125,34 +149,46 @@ class Communicator:
     ) -> Work | None:
         """Puts rank r's `input` into ``output[r]`` on every rank.
 
-        `output` has shape ``(world_size, *input.shape)`` and the dtype of `input`.
+        `output` is an array of shape ``(world_size, *input.shape)`` or a list of one array a rank,
+        which may have different lengths, the same list of lengths on every rank; all of the dtype
+        of `input`. A rank whose input does not fit its place raises InvalidArgumentError with both
+        shapes, and ends the group, since the others count on it.
         """
-        _check_array("all_gather", "input", input, writable=False)
-        _check_array("all_gather", "output", output, writable=True)
-        _check_blocks("all_gather", "output", output, "input", input, self.world_size)
-        call = _Call("all_gather", algorithm=algorithm, timeout=timeout)
-        return self._run(call, input.size, [input], _rows(output), async_op)
+        check_array("all_gather", "input", input, writable=False)
+        check_stacked("all_gather", "output", output, "input", input, self.world_size)
+        outputs = blocks_of(
+            "all_gather", "output", output, self.world_size, input.dtype, writable=True
+        )
+        self._check_slot("all_gather", "input", input, "output", outputs[self.rank])
+        call = Call("all_gather", "none", 1.0, 0, algorithm, timeout)
+        return self._run(call, [input], outputs, async_op)
 
     def reduce_scatter(
         self,
         output: Array,
-        input: Array,
+        input: Blocks,
         op: str = "sum",
         *,
+        factor: float = 1.0,
         algorithm: str = "auto",
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Work | None:
         """Reduces ``input[r]`` over all ranks into rank r's `output`.
 
-        `input` has shape ``(world_size, *output.shape)`` and the dtype of `output`; it is not
-        changed.
+        `input` is an array of shape ``(world_size, *output.shape)`` or a list of one array a rank,
+        which may have different lengths, the same list of lengths on every rank; all of the dtype
+        of `output`. A rank whose output does not fit raises InvalidArgumentError with both shapes,
+        and ends the group.
         """
-        _check_array("reduce_scatter", "input", input, writable=False)
-        _check_array("reduce_scatter", "output", output, writable=True)
-        _check_blocks("reduce_scatter", "input", input, "output", output, self.world_size)
-        call = _Call("reduce_scatter", op=op, algorithm=algorithm, timeout=timeout)
-        return self._run(call, output.size, _rows(input), [output], async_op)
+        check_array("reduce_scatter", "output", output, writable=True)
+        check_stacked("reduce_scatter", "input", input, "output", output, self.world_size)
+        inputs = blocks_of(
+            "reduce_scatter", "input", input, self.world_size, output.dtype, writable=False
+        )
+        self._check_slot("reduce_scatter", "output", output, "input", inputs[self.rank])
+        call = Call("reduce_scatter", op, factor, 0, algorithm, timeout)
+        return self._run(call, inputs, [output], async_op)
 
     def broadcast(
         self,
@@ -167,17 +203,183 @@ class Communicator:
 
         Shape and dtype must be the same on all ranks.
         """
-        _check_array("broadcast", "array", array, writable=True)
-        call = _Call("broadcast", root=root, algorithm=algorithm, timeout=timeout)
-        return self._run(call, array.size, [array], [array], async_op)
+        check_array("broadcast", "array", array, writable=True)
+        call = Call("broadcast", "none", 1.0, root, algorithm, timeout)
+        return self._run(call, [array], [array], async_op)
+
+    def reduce(
+        self,
+        array: Array,
+        root: int = 0,
+        op: str = "sum",
+        *,
+        out: Array | None = None,
+        factor: float = 1.0,
+        algorithm: str = "auto",
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Puts the reduction of `array` over all ranks into the root's `out`.
+
+        Without `out`, which only the root may give, the root's `array` is replaced. No other
+        rank's array is changed. Shape and dtype must be the same on all ranks, and those of `out`.
+        """
+        is_root = self._is_root("reduce", root, "out", out)
+        check_array("reduce", "array", array, writable=is_root and out is None)
+        outputs = [array if out is None else out] if is_root else []
+        if out is not None:
+            check_array("reduce", "out", out, writable=True)
+            check_block("reduce", "out", out, "array", array)
+        return self._run(
+            Call("reduce", op, factor, root, algorithm, timeout), [array], outputs, async_op
+        )
+
+    def gather(
+        self,
+        output: Blocks | None,
+        input: Array,
+        root: int = 0,
+        *,
+        algorithm: str = "auto",
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Puts rank r's `input` into the root's ``output[r]``.
+
+        `output` is None on the other ranks; on the root an array of shape ``(world_size,
+        *input.shape)`` or a list of world_size arrays like `input`. Shape and dtype of `input` must
+        be the same on all ranks.
+        """
+        is_root = self._is_root("gather", root, "output", output)
+        check_array("gather", "input", input, writable=False)
+        outputs: list[Array] = []
+        if is_root:
+            check_stacked("gather", "output", output, "input", input, self.world_size)
+            outputs = blocks_of(
+                "gather", "output", output, self.world_size, input.dtype, writable=True
+            )
+            for slot in outputs:
+                self._check_slot("gather", "input", input, "output", slot)
+        call = Call("gather", "none", 1.0, root, algorithm, timeout)
+        return self._run(call, [input], outputs, async_op)
+
+    def scatter(
+        self,
+        output: Array,
+        input: Blocks | None,
+        root: int = 0,
+        *,
+        algorithm: str = "auto",
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Puts the root's ``input[r]`` into rank r's `output`.
+
+        `input` is None on the other ranks; on the root an array of shape ``(world_size,
+        *output.shape)`` or a list of world_size arrays like `output`. Shape and dtype of `output`
+        must be the same on all ranks.
+        """
+        is_root = self._is_root("scatter", root, "input", input)
+        check_array("scatter", "output", output, writable=True)
+        inputs: list[Array] = []
+        if is_root:
+            check_stacked("scatter", "input", input, "output", output, self.world_size)
+            inputs = blocks_of(
+                "scatter", "input", input, self.world_size, output.dtype, writable=False
+            )
+            for slot in inputs:
+                self._check_slot("scatter", "output", output, "input", slot)
+        call = Call("scatter", "none", 1.0, root, algorithm, timeout)
+        return self._run(call, inputs, [output], async_op)
+
+    def all_to_all(
+        self,
+        output: Blocks,
+        input: Blocks,
+        *,
+        algorithm: str = "auto",
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Puts rank s's ``input[r]`` into rank r's ``output[s]``.
+
+        Both are arrays whose first dimension is world_size, or lists of world_size arrays of any
+        lengths: what s sends r must be as long as r expects it, else both raise MismatchError.
+        `output` and `input` share no memory.
+        """
+        first: Any = input[0] if isinstance(input, (list, tuple)) and input else input
+        check_array("all_to_all", "input", first, writable=False)
+        dtype = first.dtype
+        inputs = blocks_of("all_to_all", "input", input, self.world_size, dtype, writable=False)
+        outputs = blocks_of("all_to_all", "output", output, self.world_size, dtype, writable=True)
+        self._check_slot(
+            "all_to_all", "input for itself", inputs[self.rank], "output", outputs[self.rank]
+        )
+        call = Call("all_to_all", "none", 1.0, 0, algorithm, timeout)
+        return self._run(call, inputs, outputs, async_op)
 
     def barrier(
         self, *, algorithm: str = "auto", timeout: float | None = None, async_op: bool = False
     ) -> Work | None:
         """Returns when every rank has called it."""
-        return self._run(
-            _Call("barrier", algorithm=algorithm, timeout=timeout), 0, [], [], async_op
-        )
+        return self._run(Call("barrier", "none", 1.0, 0, algorithm, timeout), [], [], async_op)
+
+    def send(
+        self,
+        array: Array,
+        destination: int,
+        tag: int = 0,
+        *,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Sends `array` to a rank, which receives it with the same tag, dtype and size.
+
+        Returns when `array` may be changed again: for small messages at once, for large ones when
+        the receiver has taken it. Messages with one source, destination and tag are received in the
+        order of their sends. Raises InvalidArgumentError for a destination that is the same as the
+        rank.
+        """
+        check_array("send", "array", array, writable=False)
+        result = self._message(Message(False, array, destination, tag, timeout), async_op)
+        return result if isinstance(result, Work) else None
+
+    @overload
+    def recv(
+        self,
+        array: Array,
+        source: int | None = None,
+        tag: int = 0,
+        *,
+        timeout: float | None = None,
+        async_op: Literal[False] = False,
+    ) -> int: ...
+    @overload
+    def recv(
+        self,
+        array: Array,
+        source: int | None = None,
+        tag: int = 0,
+        *,
+        timeout: float | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    def recv(
+        self,
+        array: Array,
+        source: int | None = None,
+        tag: int = 0,
+        *,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> int | Work:
+        """Receives the oldest message with this tag from `source`, or from any rank, into `array`.
+
+        Returns the rank that sent it (`Work.source` when asynchronous). Raises MismatchError, and
+        leaves `array` as it was, when the message has another dtype or number of elements.
+        """
+        check_array("recv", "array", array, writable=True)
+        return self._message(Message(True, array, source, tag, timeout), async_op)
 
     def abort(self, reason: str = "abort() was called") -> None:
         """Gives the group up, here and on all peers, and returns at once."""
@@ -200,102 +402,62 @@ class Communicator:
             self.abort(f"{type(error).__name__}: {error}")
         self.close()
 
+    def _is_root(self, operation: str, root: int, name: str, only_at_root: Any) -> bool:
+        if not 0 <= root < self.world_size:
+            raise _core.InvalidArgumentError(
+                f"{operation}: root {root} is not a rank of this group of {self.world_size}"
+            )
+        if self.rank != root and only_at_root is not None:
+            raise _core.InvalidArgumentError(
+                f"{operation}: only the root, rank {root}, gives `{name}`; this is rank {self.rank}"
+            )
+        return self.rank == root
+
+    def _check_slot(self, operation: str, name: str, mine: Array, blocks: str, slot: Array) -> None:
+        """The other ranks would wait for data that never comes: they are told why."""
+        if mine.size == slot.size:
+            return
+        text = (
+            f"{operation}: rank {self.rank}'s {name} has shape {mine.shape}, its place in {blocks} "
+            f"has shape {slot.shape}; they must have the same number of elements"
+        )
+        self._core.abort(text)
+        raise _core.InvalidArgumentError(text)
+
     def _run(
-        self,
-        call: _Call,
-        count: int,
-        inputs: list[Array],
-        outputs: list[Array],
-        async_op: bool,
+        self, call: Call, inputs: list[Array], outputs: list[Array], async_op: bool
     ) -> Work | None:
-        # Strided arrays travel as dense copies; results are copied back element by element, so that
-        # what lies between the elements is not touched. In place stays in place.
-        dense = {id(a): a if a.flags.c_contiguous else a.copy(order="C") for a in inputs + outputs}
-        strided = [(a, dense[id(a)]) for a in outputs if not a.flags.c_contiguous]
-        dtype = (inputs + outputs)[0].dtype.name if inputs or outputs else "uint8"
+        dense = Dense(inputs, outputs)
+        arrays = inputs or outputs
         core_call = _core.Call(
             collective=call.collective,
-            inputs=[dense[id(a)] for a in inputs],
-            outputs=[dense[id(a)] for a in outputs],
-            dtype=dtype,
+            inputs=dense.inputs,
+            outputs=dense.outputs,
+            dtype=arrays[0].dtype.name if arrays else "uint8",
             op=call.op,
-            count=count,
+            factor=call.factor,
             root=call.root,
             algorithm=call.algorithm,
             timeout=call.timeout,
-            on_result=functools.partial(_copy_back, strided) if strided else None,
+            on_result=dense.copy_back if dense.copies_back else None,
         )
         if async_op:
             return Work(self._core.submit(core_call))
         self._core.run(core_call)
         return None
 
-
-class _Call:
-    """What a collective is told beside its arrays."""
-
-    def __init__(
-        self,
-        collective: str,
-        *,
-        op: str = "none",
-        root: int = 0,
-        algorithm: str = "auto",
-        timeout: float | None = None,
-    ) -> None:
-        self.collective = collective
-        self.op = op
-        self.root = root
-        self.algorithm = algorithm
-        self.timeout = timeout
-
-
-def _copy_back(pairs: Sequence[tuple[Array, Array]]) -> None:
-    for destination, source in pairs:
-        np.copyto(destination, source)
-
-
-def _check_array(operation: str, name: str, array: Any, *, writable: bool) -> None:
-    if not isinstance(array, np.ndarray):
-        raise _core.InvalidArgumentError(
-            f"{operation}: {name} is a {type(array).__name__}, not a numpy.ndarray"
+    def _message(self, message: Message, async_op: bool) -> int | Work:
+        array = message.array
+        dense = Dense([], [array]) if message.receives else Dense([array], [])
+        core_message = _core.Message(
+            receives=message.receives,
+            array=(dense.inputs + dense.outputs)[0],
+            dtype=array.dtype.name,
+            peer=message.peer,
+            tag=message.tag,
+            timeout=message.timeout,
+            on_result=dense.copy_back if dense.copies_back else None,
         )
-    if not array.dtype.isnative:
-        raise _core.InvalidArgumentError(
-            f"{operation}: {name} has dtype {array.dtype.str}, which is not in this machine's byte "
-            "order; convert it with array.astype(array.dtype.newbyteorder('='))"
-        )
-    if writable and not array.flags.writeable:
-        raise _core.InvalidArgumentError(f"{operation}: {name} is read-only")
-    if writable and _overlaps_itself(array):
-        raise _core.InvalidArgumentError(
-            f"{operation}: {name} with shape {array.shape} and strides {array.strides} has "
-            "elements that share memory (an expanded or overlapping view); make a copy first"
-        )
-
-
-def _overlaps_itself(array: Array) -> bool:
-    """True unless the strides show that no two elements share memory (a sufficient test)."""
-    reach = 0
-    dims = [(abs(st), n) for st, n in zip(array.strides, array.shape, strict=True) if n > 1]
-    for stride, n in sorted(dims):
-        if stride < reach + array.itemsize:
-            return array.size > 0
-        reach += stride * (n - 1)
-    return False
-
-
-def _rows(array: Array) -> list[Array]:
-    return [array[i, ...] for i in range(array.shape[0])]
-
-
-def _check_blocks(
-    operation: str, name: str, blocks: Array, other: str, block: Array, world_size: int
-) -> None:
-    expected = (world_size, *block.shape)
-    if blocks.shape != expected or blocks.dtype != block.dtype:
-        raise _core.InvalidArgumentError(
-            f"{operation}: {name} has shape {blocks.shape} and dtype {blocks.dtype}; with world "
-            f"size {world_size} and {other} of shape {block.shape} and dtype {block.dtype} it must "
-            f"have shape {expected} and that dtype"
-        )
+        if async_op:
+            return Work(self._core.submit_message(core_message))
+        return self._core.run_message(core_message)

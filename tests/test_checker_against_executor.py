@@ -113,7 +113,7 @@ class Vectors:
                 outputs=self.outputs,
                 dtype="float32",
                 op="sum" if reduces else "none",
-                count=self.inputs[0].size if self.inputs else self.outputs[0].size,
+                factor=1.0,
                 root=program.root,
                 algorithm=algorithm,
                 timeout=None,

@@ -142,35 +142,93 @@ def test_a_root_that_runs_ahead_overwrites_nothing(groups, algorithm, options):
     assert groups(4, **options).run(run_ahead, algorithm) == [True] * 4
 
 
+def mixed_all_reduce(communicator, algorithm, base, root):
+    rank, w = communicator.rank, communicator.world_size
+    array = base * (rank + 1)
+    communicator.all_reduce(array, algorithm=algorithm)
+    return (array == base * (w * (w + 1) // 2)).all()
+
+
+def mixed_broadcast(communicator, algorithm, base, root):
+    array = base + 1000 * communicator.rank
+    communicator.broadcast(array, root, algorithm=algorithm)
+    return (array == base + 1000 * root).all()
+
+
+def mixed_all_gather(communicator, algorithm, base, root):
+    output = np.empty((communicator.world_size, base.size))
+    communicator.all_gather(output, base + 1000 * communicator.rank, algorithm=algorithm)
+    return (output == base + 1000 * np.arange(communicator.world_size)[:, None]).all()
+
+
+def mixed_reduce_scatter(communicator, algorithm, base, root):
+    rank, w = communicator.rank, communicator.world_size
+    output = np.empty(base.size)
+    source = (base + np.arange(w)[:, None]) * (rank + 1)
+    communicator.reduce_scatter(output, source, algorithm=algorithm)
+    return (output == (base + rank) * (w * (w + 1) // 2)).all()
+
+
+def mixed_reduce(communicator, algorithm, base, root):
+    rank, w = communicator.rank, communicator.world_size
+    array = base * (rank + 1)
+    communicator.reduce(array, root, algorithm=algorithm)
+    return (array == base * (w * (w + 1) // 2 if rank == root else rank + 1)).all()
+
+
+def mixed_gather(communicator, algorithm, base, root):
+    rank, w = communicator.rank, communicator.world_size
+    output = np.empty((w, base.size)) if rank == root else None
+    communicator.gather(output, base + 1000 * rank, root, algorithm=algorithm)
+    return output is None or (output == base + 1000 * np.arange(w)[:, None]).all()
+
+
+def mixed_scatter(communicator, algorithm, base, root):
+    rank, w = communicator.rank, communicator.world_size
+    source = base + 1000 * np.arange(w)[:, None] if rank == root else None
+    output = np.empty(base.size)
+    communicator.scatter(output, source, root, algorithm=algorithm)
+    return (output == base + 1000 * rank).all()
+
+
+def mixed_all_to_all(communicator, algorithm, base, root):
+    rank, w = communicator.rank, communicator.world_size
+    output = np.empty((w, base.size))
+    ranks = np.arange(w)[:, None]
+    communicator.all_to_all(output, base + 1000 * rank + 10_000 * ranks, algorithm=algorithm)
+    return (output == base + 1000 * ranks + 10_000 * rank).all()
+
+
+def mixed_barrier(communicator, algorithm, base, root):
+    communicator.barrier(algorithm=algorithm)
+    return True
+
+
+MIXED = {
+    "all_reduce": mixed_all_reduce,
+    "broadcast": mixed_broadcast,
+    "all_gather": mixed_all_gather,
+    "reduce_scatter": mixed_reduce_scatter,
+    "reduce": mixed_reduce,
+    "gather": mixed_gather,
+    "scatter": mixed_scatter,
+    "all_to_all": mixed_all_to_all,
+    "barrier": mixed_barrier,
+}
+
+
 def mixed(communicator, seed, steps):
     """The same random sequence of collectives and algorithms everywhere, checked by position."""
+    assert MIXED.keys() == ALGORITHMS.keys()
     rng = random.Random(seed)
-    rank, w = communicator.rank, communicator.world_size
     for step in range(steps):
         collective = rng.choice(sorted(ALGORITHMS))
         algorithm = rng.choice(ALGORITHMS[collective])
         n = rng.choice([0, 1, 5, 64, 65, 300, 2000, 5000])
-        root = rng.randrange(w)
+        root = rng.randrange(communicator.world_size)
         base = np.arange(n, dtype=np.float64) + step
-        if collective == "all_reduce":
-            array = base * (rank + 1)
-            communicator.all_reduce(array, algorithm=algorithm)
-            assert (array == base * (w * (w + 1) // 2)).all(), (step, algorithm, n)
-        elif collective == "broadcast":
-            array = base + 1000 * rank
-            communicator.broadcast(array, root, algorithm=algorithm)
-            assert (array == base + 1000 * root).all(), (step, algorithm, n)
-        elif collective == "all_gather":
-            output = np.empty((w, n))
-            communicator.all_gather(output, base + 1000 * rank, algorithm=algorithm)
-            assert (output == base + 1000 * np.arange(w)[:, None]).all(), (step, algorithm, n)
-        elif collective == "reduce_scatter":
-            output = np.empty(n)
-            source = (base + np.arange(w)[:, None]) * (rank + 1)
-            communicator.reduce_scatter(output, source, algorithm=algorithm)
-            assert (output == (base + rank) * (w * (w + 1) // 2)).all(), (step, algorithm, n)
-        else:
-            communicator.barrier(algorithm=algorithm)
+        right = MIXED[collective](communicator, algorithm, base, root)
+        assert right, (step, collective, algorithm, n, root)
     return steps
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import os
@@ -15,6 +16,7 @@ import pytest
 import pycoll
 from helpers_threads import ThreadRanks
 from pool import communicator_ranks, run_ranks
+from reference import dtype_of
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +193,60 @@ def test_torch_stores_serve(kind):
     assert [result.value for result in results] == [3.0, 3.0]
 
 
+def messages(communicator):
+    rank, w = communicator.rank, communicator.world_size
+    target, source = (rank + 1) % w, (rank - 1) % w
+    for n in (0, 1, 1000, 200_000):
+        for dtype in ("float64", "bfloat16", "float8_e4m3fn", "bool", "complex128", "uint16"):
+            kind = dtype_of(dtype)
+            mine = (np.arange(n) % 7 + rank).astype(kind)
+            base = np.full((n, 3), 5).astype(kind)
+            work = communicator.send(mine, target, tag=n, async_op=True)
+            assert communicator.recv(base[:, 1], source, tag=n) == source
+            work.wait()
+            assert work.source is None
+            assert base[:, 1].tobytes() == (np.arange(n) % 7 + source).astype(kind).tobytes()
+            assert (base[:, ::2] == kind.type(5)).all()
+    communicator.barrier()
+    seen = []
+    if rank == 0:
+        pending = []
+        for i in range(2 * (w - 1)):
+            array = np.zeros(3)
+            if i % 2:
+                seen.append((communicator.recv(array), array))
+            else:
+                pending.append((communicator.recv(array, async_op=True), array))
+                assert isinstance(pending[-1][0], pycoll.Work)
+                pending[-1][0].wait()
+                seen.append((pending[-1][0].source, array))
+    else:
+        for i in range(2):
+            communicator.send(np.full(3, 10.0 * rank + i), 0)
+    return [(source, array.tolist()) for source, array in seen]
+
+
+def test_messages(three):
+    seen = three.run(messages)[0]
+    by_source = {s: [a for source, a in seen if source == s] for s in (1, 2)}
+    assert by_source == {s: [[10.0 * s + i] * 3 for i in range(2)] for s in (1, 2)}
+
+
+def test_a_message_of_another_size_or_dtype_is_an_error_and_the_group_lives(three):
+    def use(communicator):
+        for sent, received in ((np.ones(4), np.zeros(5)), (np.ones(4), np.zeros(4, np.int64))):
+            if communicator.rank == 1:
+                with contextlib.suppress(pycoll.MismatchError):  # it may have gone before
+                    communicator.send(sent, 2)
+            if communicator.rank == 2:
+                with pytest.raises(pycoll.MismatchError, match="recv"):
+                    communicator.recv(received, 1)
+                assert (received == 0).all()
+        communicator.barrier()
+
+    three.run(use)
+
+
 class Dictionary:
     """The least that a store must have."""
 
@@ -218,6 +274,13 @@ def test_one_rank_needs_no_peer():
     communicator.reduce_scatter(array, np.ones((1, 5)))
     assert (array == 1).all()
     communicator.broadcast(array)
+    for use in (communicator.gather, communicator.scatter, communicator.all_to_all):
+        moved = np.zeros((1, 5)) if use != communicator.scatter else np.zeros(5)
+        given = np.arange(5.0) if use == communicator.gather else np.arange(5.0)[None]
+        use(moved, given)
+        assert moved.ravel().tolist() == [0, 1, 2, 3, 4]
+    communicator.reduce(array, 0, "avg")
+    assert (array == 1).all()
     communicator.barrier()
     communicator.close()
 

@@ -18,14 +18,14 @@ ROWS = [(c, a.name) for c in _core.collectives() if c != "barrier" for a in _cor
 SMALL = {"PYCOLL_SLOT_BYTES": 64, "PYCOLL_WINDOW_BYTES": 4096, "PYCOLL_FIFO_DEPTH": 2}
 
 
-def call(collective: str, inputs, outputs, count: int, root: int = 0, algorithm: str = "auto"):
+def call(collective: str, inputs, outputs, root: int = 0, algorithm: str = "auto"):
     return _core.Call(
         collective=collective,
         inputs=inputs,
         outputs=outputs,
         dtype="float32",
         op="sum" if "reduce" in collective else "none",
-        count=count,
+        factor=1.0,
         root=root,
         algorithm=algorithm,
         timeout=None,
@@ -57,7 +57,7 @@ def test_lengths_that_a_pair_does_not_share(count: int) -> None:
             n = (count, longer)[communicator.rank]
             blocks = [np.zeros(n, np.float32) for _ in range(4)]
             try:
-                communicator._core.run(call("all_to_all", blocks[:2], blocks[2:], n))
+                communicator._core.run(call("all_to_all", blocks[:2], blocks[2:]))
             except _core.Error as error:
                 return f"{type(error).__name__}: {error}"
             return "fine"
@@ -92,7 +92,7 @@ def test_blocks_that_do_not_fit(
             return text  # there it may be right
         blocks = [np.zeros(4, np.float32) for _ in range(inputs + outputs)]
         with pytest.raises(_core.InvalidArgumentError) as error:
-            communicator._core.run(call(collective, blocks[:inputs], blocks[inputs:], 4))
+            communicator._core.run(call(collective, blocks[:inputs], blocks[inputs:]))
         return str(error.value)
 
     for answer in groups(3).run(body):

@@ -131,6 +131,76 @@ def test_all_gather_and_broadcast_of_any_view(spec, dtype, root, asynchronous):
         assert untouched
 
 
+def view_rooted(communicator, spec, dtype, root, asynchronous):
+    """reduce, gather, scatter and all_to_all of one kind of view; what came out, and whether all
+    else stayed as it was."""
+    w, rank = communicator.world_size, communicator.rank
+
+    def finish(work):
+        if asynchronous:
+            work.wait()
+
+    shape, steps, offsets, order = spec
+    stack = ((w, *shape), (2, *steps), (1, *offsets), (0, *[i + 1 for i in order]))
+    source_base, source = cut(spec, dtype, 5)
+    source[...] = values_for(rank, source.shape, dtype)
+    stack_base, stacked = cut(stack, dtype, 5)
+    for r in range(w):
+        stacked[r] = values_for(rank + r, source.shape, dtype)
+    kept = [source_base.copy(), stack_base.copy()]
+    results, untouched = [], True
+
+    def output(spec):
+        base, view = cut(spec, dtype, 77)
+        return base, view
+
+    def keep(base, view):
+        nonlocal untouched
+        results.append(view.copy())
+        view[...] = 77
+        untouched &= bool((base == dtype_of(dtype).type(77)).all())
+
+    for kind, call in (
+        (spec, lambda out: communicator.reduce(source, root, out=out, async_op=asynchronous)),
+        (stack, lambda out: communicator.gather(out, source, root, async_op=asynchronous)),
+    ):
+        base, view = output(kind)
+        finish(call(view if rank == root else None))
+        if rank == root:
+            keep(base, view)
+    base, view = output(spec)
+    finish(
+        communicator.scatter(view, stacked if rank == root else None, root, async_op=asynchronous)
+    )
+    keep(base, view)
+    base, view = output(stack)
+    finish(communicator.all_to_all(view, stacked, async_op=asynchronous))
+    keep(base, view)
+    untouched &= source_base.tobytes() == kept[0].tobytes()
+    untouched &= stack_base.tobytes() == kept[1].tobytes()
+    return results, untouched
+
+
+@settings(max_examples=100)
+@given(
+    spec=views(),
+    dtype=st.sampled_from(REDUCIBLE),
+    root=st.integers(0, 2),
+    asynchronous=st.booleans(),
+)
+def test_rooted_collectives_and_all_to_all_of_any_view(spec, dtype, root, asynchronous):
+    by_rank = GROUP_OF_THREE(3).run(view_rooted, spec, dtype, root, asynchronous)
+    shape = by_rank[0][0][-2].shape
+    parts = [values_for(rank, shape, dtype) for rank in range(5)]
+    for rank, (results, untouched) in enumerate(by_rank):
+        expected = [parts[root + rank], np.stack(parts[rank : rank + 3])]
+        if rank == root:
+            expected = [reduced(parts[:3], "sum"), np.stack(parts[:3]), *expected]
+        assert untouched
+        for result, right in zip(results, expected, strict=True):
+            np.testing.assert_array_equal(result, right)
+
+
 @settings(max_examples=150)
 @given(
     world_size=st.integers(1, 7),

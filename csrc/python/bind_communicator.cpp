@@ -64,18 +64,20 @@ class PythonStore final : public Store {
   py::object store_;
 };
 
-VectorView view_of(const std::vector<py::array>& arrays, uint64_t count, size_t element,
-                   bool writable) {
-  VectorView view;
-  for (const py::array& array : arrays) {
-    if ((array.flags() & py::array::c_style) == 0 || (writable && !array.writeable()) ||
-        static_cast<uint64_t>(array.nbytes()) != count * element) {
-      fail(ErrorKind::invalid_argument, "an array of ", array.nbytes(), " bytes was given where ",
-           count * element, " contiguous", writable ? ", writable" : "", " bytes are needed");
-    }
-    // Inputs are never written: the view serves both.
-    view.blocks.push_back({static_cast<std::byte*>(const_cast<void*>(array.data())), count});
+Block block_of(const py::array& array, size_t element, bool writable) {
+  const auto bytes = static_cast<uint64_t>(array.nbytes());
+  if ((array.flags() & py::array::c_style) == 0 || (writable && !array.writeable()) ||
+      bytes % element != 0) {
+    fail(ErrorKind::invalid_argument, "an array of ", bytes, " bytes was given where contiguous",
+         writable ? ", writable" : "", " elements of ", element, " bytes are needed");
   }
+  // Inputs are never written: the block serves both.
+  return {static_cast<std::byte*>(const_cast<void*>(array.data())), bytes / element};
+}
+
+VectorView view_of(const std::vector<py::array>& arrays, size_t element, bool writable) {
+  VectorView view;
+  for (const py::array& array : arrays) view.blocks.push_back(block_of(array, element, writable));
   return view;
 }
 
@@ -93,30 +95,63 @@ struct PyCall {
   std::vector<py::array> outputs;
   std::string dtype;
   std::string op;
-  uint64_t count;
+  double factor;  // of premul_sum
   int root;
   std::string algorithm;
   std::optional<double> timeout;
   py::object on_result;  // None, or called with no arguments when the outputs hold the result
 };
 
+struct PyMessage {
+  bool receives;
+  py::array array;
+  std::string dtype;
+  std::optional<int> peer;  // none: a receive from any rank
+  int tag;
+  std::optional<double> timeout;
+  py::object on_result;
+};
+
+std::function<void()> finalizer(const py::object& on_result) {
+  if (on_result.is_none()) return nullptr;
+  return [function = share(on_result)] {
+    const py::gil_scoped_acquire gil;
+    (*function)();
+  };
+}
+
 CallRequest make_request(const PyCall& call) {
   CallRequest request;
   request.collective = parse_enum<Collective>(call.collective, "collective");
   request.dtype = parse_enum<DType>(call.dtype, "dtype");
   request.reduce_op = parse_enum<ReduceOp>(call.op, "reduce operation");
+  request.premul_factor = call.factor;
   request.root = call.root;
-  request.input = view_of(call.inputs, call.count, size_of(request.dtype), false);
-  request.output = view_of(call.outputs, call.count, size_of(request.dtype), true);
+  request.input = view_of(call.inputs, size_of(request.dtype), false);
+  request.output = view_of(call.outputs, size_of(request.dtype), true);
   request.algorithm = call.algorithm;
   if (call.timeout) request.timeout = from_seconds(*call.timeout);
-  if (!call.on_result.is_none()) {
-    request.finalize = [function = share(call.on_result)] {
-      const py::gil_scoped_acquire gil;
-      (*function)();
-    };
-  }
+  request.finalize = finalizer(call.on_result);
   return request;
+}
+
+MessageRequest make_request(const PyMessage& message) {
+  MessageRequest request;
+  request.receives = message.receives;
+  request.peer = message.peer.value_or(kAnySource);
+  request.tag = message.tag;
+  request.dtype = parse_enum<DType>(message.dtype, "dtype");
+  request.block = block_of(message.array, size_of(request.dtype), message.receives);
+  if (message.timeout) request.timeout = from_seconds(*message.timeout);
+  request.finalize = finalizer(message.on_result);
+  return request;
+}
+
+py::object arrays_of(const PyCall& call) {
+  return py::make_tuple(call.inputs, call.outputs);
+}
+py::object arrays_of(const PyMessage& message) {
+  return message.array;
 }
 
 // An operation in flight. The arrays are kept by the operation until it has ended, not by this
@@ -144,6 +179,7 @@ class PyWork {
   }
   bool done() const { return operation_->done(); }
   uint64_t sequence() const { return operation_->sequence(); }
+  int source() const { return operation_->source(); }
 
  private:
   std::shared_ptr<Communicator> communicator_;
@@ -176,10 +212,19 @@ class PyCommunicator {
     const GilRelease release;
     communicator_->run(std::move(request), check_signals);
   }
-  std::unique_ptr<PyWork> submit(const PyCall& call) {
-    CallRequest request = make_request(call);
+  // The rank that sent the message, of a receive.
+  int run_message(const PyMessage& message) {
+    MessageRequest request = make_request(message);
+    const Callers::Inside inside(*callers_);
+    communicator_->throw_if_dead();
+    const GilRelease release;
+    return communicator_->run(std::move(request), check_signals)->source();
+  }
+  template <typename Asked>
+  std::unique_ptr<PyWork> submit(const Asked& asked) {
+    auto request = make_request(asked);
     // The arrays live until the operation has ended.
-    request.keep_alive = share(py::make_tuple(call.inputs, call.outputs));
+    request.keep_alive = share(arrays_of(asked));
     const Callers::Inside inside(*callers_);
     communicator_->throw_if_dead();
     std::shared_ptr<Operation> operation;
@@ -228,7 +273,7 @@ std::vector<std::tuple<std::string, std::string, std::string, std::string, bool>
 void bind_calls(py::module_& m) {
   py::class_<PyCall>(m, "Call").def(
       py::init([](std::string collective, std::vector<py::array> inputs,
-                  std::vector<py::array> outputs, std::string dtype, std::string op, uint64_t count,
+                  std::vector<py::array> outputs, std::string dtype, std::string op, double factor,
                   int root, std::string algorithm, std::optional<double> timeout,
                   py::object on_result) {
         return PyCall{std::move(collective),
@@ -236,20 +281,30 @@ void bind_calls(py::module_& m) {
                       std::move(outputs),
                       std::move(dtype),
                       std::move(op),
-                      count,
+                      factor,
                       root,
                       std::move(algorithm),
                       timeout,
                       std::move(on_result)};
       }),
       py::kw_only(), py::arg("collective"), py::arg("inputs"), py::arg("outputs"), py::arg("dtype"),
-      py::arg("op"), py::arg("count"), py::arg("root"), py::arg("algorithm"), py::arg("timeout"),
+      py::arg("op"), py::arg("factor"), py::arg("root"), py::arg("algorithm"), py::arg("timeout"),
       py::arg("on_result"));
+
+  py::class_<PyMessage>(m, "Message")
+      .def(py::init([](bool receives, py::array array, std::string dtype, std::optional<int> peer,
+                       int tag, std::optional<double> timeout, py::object on_result) {
+             return PyMessage{receives, std::move(array), std::move(dtype),    peer,
+                              tag,      timeout,          std::move(on_result)};
+           }),
+           py::kw_only(), py::arg("receives"), py::arg("array"), py::arg("dtype"), py::arg("peer"),
+           py::arg("tag"), py::arg("timeout"), py::arg("on_result"));
 
   py::class_<PyWork>(m, "WorkCore")
       .def("wait", &PyWork::wait, py::arg("timeout") = py::none())
       .def("done", &PyWork::done)
-      .def_property_readonly("sequence", &PyWork::sequence);
+      .def_property_readonly("sequence", &PyWork::sequence)
+      .def_property_readonly("source", &PyWork::source);
 }
 
 // (name, what it is, why this process cannot use it; empty when it can), best first.
@@ -285,7 +340,9 @@ void bind_groups(py::module_& m) {
           py::kw_only(), py::arg("store"), py::arg("rank"), py::arg("world_size"),
           py::arg("prefix"), py::arg("timeout"), py::arg("options"))
       .def("run", &PyCommunicator::run)
-      .def("submit", &PyCommunicator::submit)
+      .def("submit", &PyCommunicator::submit<PyCall>)
+      .def("run_message", &PyCommunicator::run_message)
+      .def("submit_message", &PyCommunicator::submit<PyMessage>)
       .def("close", &PyCommunicator::close)
       .def(
           "abort", [](PyCommunicator& c, const std::string& why) { c.core().abort(why); },
