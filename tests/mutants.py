@@ -145,7 +145,7 @@ MUTANTS = [
     Mutant(
         "arrive_without_wake",
         TRANSPORT,
-        "    if (peer != rank_) wake_if_sleeping(control(peer).sleeping);\n",
+        "    if (peer != rank_ && reached) wake_if_sleeping(control(peer).sleeping);\n",
         "",
         "a rank that sleeps is not told of an arrival",
         "window",

@@ -48,6 +48,7 @@ void groups(const Settings& settings) {
   run_episodes(settings, [](const WorldOptions& given) {
     WorldOptions options = given;
     options.config.transport = "shm";
+    options.config.connect_timeout = 10;
     MemoryStore store;
     const auto mapper = std::make_shared<shm::SegmentMapper>(true);
     std::mutex mutex;
@@ -76,6 +77,7 @@ void half_groups(const Settings& settings) {
   run_episodes(settings, [](const WorldOptions& given) {
     WorldOptions options = given;
     options.config.transport = "shm";
+    options.config.connect_timeout = 10;
     MemoryStore store;
     const auto mapper = std::make_shared<shm::SegmentMapper>(true);
     std::vector<std::thread> threads;
