@@ -255,6 +255,16 @@ void resets(const Settings& settings) {
     run_group(world, connectors, descriptions_of(world, connectors),
               [&](int rank, Transport& transport) {
                 Rng rng(world.seed * 8 + static_cast<uint64_t>(rank));
+                transport.say_ready(1);
+                wait_on(transport, world.patience, [&] {
+                  for (int peer = 0; peer < world.world_size; ++peer) {
+                    if (peer != rank && transport.ready_stage(peer) < 1 &&
+                        transport.peer_state(peer) == PeerState::alive) {
+                      return false;
+                    }
+                  }
+                  return true;
+                });
                 std::jthread breaker;
                 if (rank == 0) {
                   breaker = std::jthread([&world, wait = rng.below(3000)] {

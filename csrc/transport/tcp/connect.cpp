@@ -91,6 +91,10 @@ class Meeting {
   }
 
   void advance(Opening& each) {
+    if (each.session->is_unwanted()) {
+      fail(ErrorKind::peer_failed, "rank ", request_.rank, ": rank ", each.peer,
+           " gave up while the group was connecting");
+    }
     // The peer may have dropped the link while we asked over it.
     if (each.session->take_refusal()) each.asked = false;
     if (!each.asked) each.asked = engine_.ask(each.session, each.theirs.process);

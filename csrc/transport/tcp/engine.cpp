@@ -14,6 +14,8 @@ namespace {
 constexpr Nanoseconds kDrainPatience = std::chrono::seconds(2);
 // Requests for sessions that no rank has come for.
 constexpr size_t kMostRequests = 4096;
+// Sessions that are remembered after their end, for a peer that asks for them too late.
+constexpr size_t kMostOver = 256;
 constexpr Nanoseconds kParkTick = std::chrono::milliseconds(1);
 
 SessionKey turned(const SessionKey& key) {
@@ -122,6 +124,9 @@ void Engine::on_open(const std::shared_ptr<Link>& link, const OpenBody& body) {
     answer(std::shared_ptr<Session>(session->second), link, body.number);
     return;
   }
+  if (std::find(over_.begin(), over_.end(), key) != over_.end()) {
+    return turn_down(*link, body.number);
+  }
   if (requests_.size() >= kMostRequests) requests_.erase(requests_.begin());
   requests_[key] = {link, body.number};
 }
@@ -135,11 +140,15 @@ void Engine::on_opened(const std::shared_ptr<Link>& link, const OpenBody& body) 
     session->open(link, body.number);
     return;
   }
-  // The rank that asked has given up: so that the other does not wait for it.
+  turn_down(*link, body.number);  // the rank that asked has given up
+}
+
+// So that a rank does not wait for one that will not come.
+void Engine::turn_down(Link& link, uint32_t number) {
   FrameHeader header;
   header.kind = FrameKind::leave;
-  header.session = body.number;
-  link->send_on_all(header);
+  header.session = number;
+  link.send_on_all(header);
 }
 
 void Engine::on_end(const std::shared_ptr<Link>& link) {
@@ -157,6 +166,13 @@ void Engine::on_end(const std::shared_ptr<Link>& link) {
 }
 
 void Engine::forget(const Session& session) {
+  over_.push_back(session.key());
+  if (over_.size() > kMostOver) over_.pop_front();
+  const auto request = requests_.find(session.key());
+  if (request != requests_.end()) {
+    if (const auto link = request->second.link.lock()) turn_down(*link, request->second.number);
+    requests_.erase(request);
+  }
   const auto expected = expected_.find(session.key());
   if (expected != expected_.end() && expected->second.get() == &session) expected_.erase(expected);
   const auto asked = asked_.find(session.key());

@@ -6,6 +6,7 @@
 // from the dialing side and begins with the answer, which comes when the other rank connects too.
 #pragma once
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -72,6 +73,7 @@ class Engine final : public LinkOwner {
               uint32_t remote_number);
   bool is_idle(const std::shared_ptr<Link>& link);
   void forget(const Session& session);
+  static void turn_down(Link& link, uint32_t number);
   void close_unused(const std::vector<std::shared_ptr<Link>>& links);
 
   const std::shared_ptr<Descriptors> table_;
@@ -85,6 +87,7 @@ class Engine final : public LinkOwner {
   uint32_t next_number_ = 1;
   std::map<SessionKey, std::shared_ptr<Session>> expected_;
   std::map<SessionKey, Request> requests_;
+  std::deque<SessionKey> over_;  // the latest whose rank has come and gone
   std::map<SessionKey, Asked> asked_;
   std::map<Id, std::weak_ptr<Link>> dialed_;
   std::set<Id> dialing_;

@@ -6,6 +6,10 @@
 namespace pycoll::tcp {
 namespace {
 
+// A network keeps more on its way than shared memory: by the time a credit is back, the sender must
+// not have run dry. What cannot deadlock with shallow FIFOs cannot with deep ones.
+constexpr uint32_t kDeeper = 4;
+
 Mapping reserve(size_t bytes) {
   void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -22,14 +26,15 @@ Session::Session(SessionKey key, uint32_t number, const TransportGeometry& geome
     fail(ErrorKind::invalid_argument, "a FIFO of ", geometry.fifo_depth, " messages: 1 to ",
          kMaxDepth, " are possible over TCP");
   }
-  const size_t fifo_bytes = geometry.slot_bytes * geometry.fifo_depth;
+  const uint32_t depth = std::min(geometry.fifo_depth * kDeeper, kMaxDepth);
+  const size_t fifo_bytes = geometry.slot_bytes * depth;
   // Pages come with their first use: channels that no algorithm uses cost nothing.
   memory_ = reserve(fifo_bytes * kFifoChannels * 2);
   std::byte* place = memory_.data();
   for (int channel = 0; channel < kFifoChannels; ++channel) {
-    senders_.emplace_back(*this, channel, Slots{place, geometry.slot_bytes, geometry.fifo_depth});
+    senders_.emplace_back(*this, channel, Slots{place, geometry.slot_bytes, depth});
     place += fifo_bytes;
-    receivers_.emplace_back(*this, channel, Slots{place, geometry.slot_bytes, geometry.fifo_depth});
+    receivers_.emplace_back(*this, channel, Slots{place, geometry.slot_bytes, depth});
     place += fifo_bytes;
   }
 }

@@ -26,6 +26,8 @@ class Session : public std::enable_shared_from_this<Session> {
   // Before it is open: once a link, the last one stands.
   void open(std::shared_ptr<Link> link, uint32_t remote_number);
   bool is_open() const { return open_.load(std::memory_order_acquire); }
+  // The peer's rank has given the group up before this was open.
+  bool is_unwanted() const { return !is_open() && goodbyes_.load(std::memory_order_acquire) > 0; }
   // The link over which it was asked for has ended: ask again. Once.
   bool take_refusal() { return refused_.exchange(false, std::memory_order_acq_rel); }
 
