@@ -1,7 +1,9 @@
-// pycoll as a c10d Backend: what torch.distributed calls, turned into CallRequests.
+// pycoll as a c10d Backend: what torch.distributed calls, turned into
+// CallRequests.
 //
-// The legacy names are overridden (_allgather_base, ...): torch 2.14 renamed them, and its base
-// class forwards the new names to these, so one source serves all supported versions.
+// The legacy names are overridden (_allgather_base, ...): torch 2.14 renamed
+// them, and its base class forwards the new names to these, so one source
+// serves all supported versions.
 #pragma once
 
 #include <memory>
@@ -12,6 +14,8 @@
 #include <vector>
 
 #include "runtime/communicator.h"
+#include "torch/tensors.h"
+#include "torch/work.h"
 #include "transport/network.h"
 
 namespace pycoll::torch_adapter {
@@ -28,43 +32,19 @@ struct GroupRequest {
   std::shared_ptr<NetworkRegistry> networks;
 };
 
-// An asynchronous operation. Keeps the tensors alive; its future is made only when somebody asks.
-class Work final : public c10d::Work {
- public:
-  struct Description {
-    int rank;
-    c10d::OpType type;
-    const char* title;  // "pycoll:all_reduce": what profilers show
-    std::vector<at::Tensor> inputs;
-    std::vector<at::Tensor> outputs;  // the value of the future
-  };
-
-  Work(std::shared_ptr<Communicator> communicator, Description description, Interrupt interrupt);
-  // Hands the request to the communicator; throws when it refuses.
-  void submit(CallRequest request);
-
-  bool isCompleted() override { return operation_->done(); }
-  bool isSuccess() const override { return operation_->done() && !operation_->error(); }
-  std::exception_ptr exception() const override;
-  std::vector<at::Tensor> result() override { return outputs_; }
-  void synchronize() override { wait(); }
-  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
-  uint64_t getSequencenumber() const override { return operation_->sequence(); }
-
- private:
-  void complete();
-  void mark_future();
-
-  std::shared_ptr<Communicator> communicator_;
-  std::vector<at::Tensor> inputs_;
-  std::vector<at::Tensor> outputs_;
-  Interrupt interrupt_;
-  std::mutex state_;
-  std::shared_ptr<Operation> operation_;            // set once, under state_
-  c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by state_
-  bool completed_here_ = false;                     // guarded by state_
-  bool future_marked_ = false;                      // guarded by state_
+// One collective as torch called it.
+struct Call {
+  c10d::OpType type;
+  const char* title;  // "pycoll:all_reduce": for profilers and errors
+  CallRequest request;
+  Tensors inputs;   // as the caller gave them
+  Tensors outputs;  // likewise; the value of the future
+  std::chrono::milliseconds timeout;
+  bool async;
+  // How a single tensor is cut; empty: one block a tensor.
+  BlockLengths input_lengths{};
+  BlockLengths output_lengths{};
+  bool shown = true;  // to profilers; not when it is a part of what is shown as one
 };
 
 class Backend final : public c10d::Backend {
@@ -79,20 +59,53 @@ class Backend final : public c10d::Backend {
   uint64_t getSequenceNumberForGroup() override { return communicator_->sequence(); }
 
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-  WorkPtr allreduce(std::vector<at::Tensor>& tensors,
-                    const c10d::AllreduceOptions& options) override;
-  WorkPtr broadcast(std::vector<at::Tensor>& tensors,
-                    const c10d::BroadcastOptions& options) override;
-  WorkPtr allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+  using TensorLists = std::vector<Tensors>;
+
+  // Collectives (collectives.cpp). A synchronous one returns no Work.
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors,
+                              const c10d::AllreduceCoalescedOptions& options) override;
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
+  WorkPtr allgather(TensorLists& outputs, Tensors& inputs,
                     const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& options) override;
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
                           const c10d::AllgatherOptions& options) override;
-  WorkPtr reduce_scatter(std::vector<at::Tensor>& outputs,
-                         std::vector<std::vector<at::Tensor>>& inputs,
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& options) override;
+  WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs,
                          const c10d::ReduceScatterOptions& options) override;
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                const c10d::ReduceScatterOptions& options) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& options) override;
+  WorkPtr gather(TensorLists& outputs, Tensors& inputs,
+                 const c10d::GatherOptions& options) override;
+  WorkPtr scatter(Tensors& outputs, TensorLists& inputs,
+                  const c10d::ScatterOptions& options) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs,
+                   const c10d::AllToAllOptions& options) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits,
+                        const c10d::AllToAllOptions& options) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
+
+  // Messages (point_to_point.cpp): always a Work.
+  WorkPtr send(Tensors& tensors, int peer, int tag) override;
+  WorkPtr recv(Tensors& tensors, int peer, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+
+  // Between the two, asynchronous calls start as ever and are remembered; the
+  // Work of endCoalescing() (none when there was nothing) waits for them all.
+  // Synchronous calls are done when they return, here too.
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
+  // torch asks in batch_isend_irecv() only: without, its callers get one Work a
+  // message, and messages need no grouping here, since a send does not wait for
+  // its peer to receive.
+  bool supportsCoalescing() const override { return false; }
 
   // For closing groups at the end of the process.
   std::weak_ptr<Communicator> communicator() const { return communicator_; }
@@ -101,12 +114,44 @@ class Backend final : public c10d::Backend {
   void shutdown() override;
 
  private:
-  struct Call;
+  // Calls of the coalesced forms too: checked, not started.
+  Call all_reduce_of(const at::Tensor& tensor, const c10d::AllreduceOptions& options) const;
+  Call all_gather_list(const Tensors& outputs, const at::Tensor& input,
+                       const c10d::AllgatherOptions& options) const;
+  Call all_gather_into(const at::Tensor& output, const at::Tensor& input,
+                       const c10d::AllgatherOptions& options) const;
+  Call reduce_scatter_from(const at::Tensor& output, const at::Tensor& input,
+                           const c10d::ReduceScatterOptions& options) const;
+  // This rank's tensor must be as long as its place in the list that every rank
+  // has. If not, the others would wait for data that never comes: so the group
+  // is told why, and ends.
+  struct Slot {
+    const char* operation;
+    const char* tensor_name;
+    const char* list_name;
+  };
+  void check_slot(const Slot& what, const at::Tensor& mine, const at::Tensor& slot) const;
+
   WorkPtr run(Call call);
+  // One event and one Work for several calls, all checked already.
+  WorkPtr run_together(c10d::OpType type, const char* title, std::vector<Call> calls);
+  // Makes everything dense and points the request at it.
+  CallRequest prepare(Call& call) const;
+  c10::intrusive_ptr<Work> start(Call call);
+  WorkPtr start_message(const char* title, c10d::OpType type, Tensors& tensors,
+                        MessageRequest request);
+  WorkPtr remember(c10::intrusive_ptr<c10d::Work> work);
+
+  struct Coalescing {
+    bool open = false;
+    CombinedWork::Parts works;
+  };
 
   std::shared_ptr<Communicator> communicator_;
   c10::intrusive_ptr<Options> options_;
   Interrupt interrupt_;
+  std::mutex coalescing_mutex_;
+  Coalescing coalescing_;  // guarded by coalescing_mutex_
 };
 
 }  // namespace pycoll::torch_adapter

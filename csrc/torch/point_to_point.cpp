@@ -1,0 +1,67 @@
+// Messages as torch sends them. Their timeout is the group's: torch gives none.
+#include "torch/backend.h"
+#include "torch/errors.h"
+
+namespace pycoll::torch_adapter {
+namespace {
+
+void check_peer(const char* operation, int peer, int rank, int world_size) {
+  if (peer < 0 || peer >= world_size) {
+    refuse(operation, "rank ", peer, " is not a rank of this group of ", world_size);
+  }
+  if (peer == rank) {
+    refuse(operation, "rank ", peer, " is the same as the rank of this process; ",
+           "there is no message to oneself");
+  }
+}
+
+}  // namespace
+
+Backend::WorkPtr Backend::start_message(const char* title, c10d::OpType type, Tensors& tensors,
+                                        MessageRequest request) {
+  const at::Tensor& tensor = only_tensor(title, tensors);
+  check_tensor(title, "tensor", tensor, request.receives ? Access::write : Access::read);
+  request.dtype = dtype_of(title, tensor);
+  const DenseTensors dense(
+      tensors, request.receives ? DenseTensors::Role::output : DenseTensors::Role::input);
+  request.block = dense.view().blocks[0];
+  if (dense.any_copied() && request.receives) {
+    request.finalize = [dense] { dense.copy_back(); };
+  } else if (dense.any_copied()) {
+    request.keep_alive = std::make_shared<DenseTensors>(dense);
+  }
+  Description description{getRank(), type, title, tensors, tensors};
+  auto work = c10::make_intrusive<Work>(communicator_, std::move(description), interrupt_);
+  with_torch_errors([&] { work->submit(std::move(request)); });
+  return remember(work);
+}
+
+Backend::WorkPtr Backend::send(Tensors& tensors, int peer, int tag) {
+  constexpr auto kTitle = "pycoll:send";
+  check_peer(kTitle, peer, getRank(), getSize());
+  MessageRequest request;
+  request.peer = peer;
+  request.tag = tag;
+  return start_message(kTitle, c10d::OpType::SEND, tensors, std::move(request));
+}
+
+Backend::WorkPtr Backend::recv(Tensors& tensors, int peer, int tag) {
+  constexpr auto kTitle = "pycoll:recv";
+  check_peer(kTitle, peer, getRank(), getSize());
+  MessageRequest request;
+  request.receives = true;
+  request.peer = peer;
+  request.tag = tag;
+  return start_message(kTitle, c10d::OpType::RECV, tensors, std::move(request));
+}
+
+Backend::WorkPtr Backend::recvAnysource(Tensors& tensors, int tag) {
+  MessageRequest request;
+  request.receives = true;
+  request.peer = kAnySource;
+  request.tag = tag;
+  return start_message("pycoll:recvAnySource", c10d::OpType::RECVANYSOURCE, tensors,
+                       std::move(request));
+}
+
+}  // namespace pycoll::torch_adapter

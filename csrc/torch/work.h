@@ -1,0 +1,106 @@
+// What torch holds of operations under way.
+#pragma once
+
+#include <ATen/record_function.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
+
+#include "runtime/communicator.h"
+#include "torch/tensors.h"
+
+namespace pycoll::torch_adapter {
+
+// How an operation looks from torch.
+struct Description {
+  int rank;
+  c10d::OpType type;
+  const char* title;  // "pycoll:all_reduce": what profilers show; nullptr:
+                      // nothing is shown
+  Tensors inputs;
+  Tensors outputs;  // the value of the future
+};
+
+// An asynchronous operation. Keeps the tensors alive; its future is made only
+// when somebody asks.
+class Work final : public c10d::Work {
+ public:
+  Work(std::shared_ptr<Communicator> communicator, Description description, Interrupt interrupt);
+
+  // Hands a CallRequest or MessageRequest to the communicator; throws when it
+  // refuses.
+  template <typename Request>
+  void submit(Request request) {
+    // The operation may end before submit() returns: complete() waits for this
+    // lock.
+    const std::lock_guard lock(state_);
+    const auto self = c10::intrusive_ptr<Work>::reclaim_copy(this);
+    request.on_complete = [self] { self->complete(); };
+    operation_ = communicator_->submit(std::move(request));
+  }
+
+  bool isCompleted() override { return operation_->done(); }
+  bool isSuccess() const override { return operation_->done() && !operation_->error(); }
+  std::exception_ptr exception() const override;
+  // Of a receive that is done; throws for everything else.
+  int sourceRank() const override;
+  Tensors result() override { return outputs_; }
+  void synchronize() override { wait(); }
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  uint64_t getSequencenumber() const override { return operation_->sequence(); }
+
+ private:
+  void complete();
+  void mark_future();
+
+  std::shared_ptr<Communicator> communicator_;
+  Tensors inputs_;
+  Tensors outputs_;
+  Interrupt interrupt_;
+  std::mutex state_;
+  std::shared_ptr<Operation> operation_;            // set once, under state_
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by state_
+  bool completed_here_ = false;                     // guarded by state_
+  bool future_marked_ = false;                      // guarded by state_
+};
+
+// Several operations as one: done when all are, failed when one has.
+class CombinedWork final : public c10d::Work {
+ public:
+  using Parts = std::vector<c10::intrusive_ptr<c10d::Work>>;
+
+  // The description's outputs are those of all parts, in their order.
+  static c10::intrusive_ptr<CombinedWork> make(Description description, Parts parts);
+  CombinedWork(Description description, Parts parts);
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  Tensors result() override { return outputs_; }
+  void synchronize() override { wait(); }
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+
+ private:
+  void part_ended();
+
+  Tensors outputs_;
+  Parts parts_;
+  std::atomic<size_t> left_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+// Shows a synchronous operation to a profiler while it lives.
+class Profiled {
+ public:
+  Profiled(const char* title, const Tensors& inputs);
+
+ private:
+  at::RecordFunction record_{at::RecordScope::USER_SCOPE};
+};
+
+}  // namespace pycoll::torch_adapter
