@@ -29,9 +29,7 @@ class Meeting {
     }
   }
   ~Meeting() {
-    for (Opening& each : openings_) {
-      if (each.dial) engine_.gave_up(each.theirs.process);
-    }
+    for (Opening& each : openings_) stop_dialing(each);
     if (!done_) engine_.release(sessions_);
   }
 
@@ -60,7 +58,6 @@ class Meeting {
     bool dials = false;
     bool asked = false;
     std::unique_ptr<Dial> dial;
-    std::string tried;  // what became of the last dial
   };
 
   Description description_of(int rank) const {
@@ -98,16 +95,21 @@ class Meeting {
     // The peer may have dropped the link while we asked over it.
     if (each.session->take_refusal()) each.asked = false;
     if (!each.asked) each.asked = engine_.ask(each.session, each.theirs.process);
-    if (each.asked) return;
+    if (each.asked) return stop_dialing(each);
     if (!each.dial && engine_.claim_dial(each.theirs.process)) {
       each.dial = std::make_unique<Dial>(mine_, each.theirs, engine_.table(), engine_.buffer());
     }
     if (!each.dial || !each.dial->advance(Clock::now())) return;
-    each.tried = each.dial->report();
     const auto heartbeat = std::chrono::milliseconds(each.theirs.heartbeat_ms);
     engine_.dialed(each.theirs.process, heartbeat, each.dial->take());
     each.dial.reset();
     each.asked = engine_.ask(each.session, each.theirs.process);
+  }
+
+  // Another thread's dial may have been through between our look for a link and our claim.
+  void stop_dialing(Opening& each) {
+    if (each.dial) engine_.gave_up(each.theirs.process);
+    each.dial.reset();
   }
 
   void wait() {
