@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions
 
 from pool import torch_ranks
 
@@ -124,7 +125,7 @@ def lazy(rank, w):
 
     whole = torch.tensor([1 + 2j, 3 - 1j]) * (rank + 1)
     outputs = [torch.zeros(2, dtype=torch.complex64) for _ in range(w)]
-    backend.allgather([outputs], [whole.conj()], dist.AllgatherOptions()).wait()
+    backend.allgather([outputs], [whole.conj()], AllgatherOptions()).wait()
     for r, output in enumerate(outputs):
         check(output, torch.tensor([1 - 2j, 3 + 1j]) * (r + 1))
 

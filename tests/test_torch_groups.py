@@ -347,9 +347,7 @@ def held():
     return len(os.listdir("/proc/self/fd")), mapped
 
 
-def freed(rank, w):
-    dist.barrier()
-    before = held()
+def five_groups():
     groups = [dist.new_group() for _ in range(5)]
     for group in groups:
         dist.all_reduce(torch.ones(3), group=group)
@@ -359,14 +357,23 @@ def freed(rank, w):
     groups.clear()
     del group
     dist.barrier()
+    return during
+
+
+def freed(rank, w):
+    five_groups()  # what the process keeps once for all groups is there from then on
+    before = held()
+    during = five_groups()
     deadline = time.monotonic() + 5
-    while held() != before and time.monotonic() < deadline:
-        time.sleep(0.05)  # a peer may be a moment behind
+    # A peer may be a moment behind, here and at the first count, which may be too high for it.
+    while any(n > m for n, m in zip(held(), before, strict=True)) and time.monotonic() < deadline:
+        time.sleep(0.05)
     return before, during, held()
 
 
 def test_destroying_groups_frees_their_descriptors_and_memory():
     for result in torch_ranks(2, freed):
         before, during, after = result.value
-        assert during > before
-        assert after == before
+        assert during[0] > after[0]
+        assert after[0] <= before[0]
+        assert after[1] <= before[1]
