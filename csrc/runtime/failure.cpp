@@ -2,6 +2,8 @@
 // and the end of a group.
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "core/error.h"
 #include "runtime/communicator.h"
 
@@ -104,19 +106,23 @@ std::string Communicator::waited_in(const Operation& operation) const {
 
 void Communicator::report_timeout(const CollectiveOperation& operation) const {
   const CallHeader& mine = operation.call();
-  std::string who;
-  for (const int peer : executor_.waiting_for()) {
+  const std::vector<int> waited_for = executor_.waiting_for();
+  std::string who, others;
+  for (int peer = 0; peer < world_size_; ++peer) {
+    if (peer == rank_) continue;
     const auto latest = const_cast<Transport&>(*transport_).latest_call_of(peer);
-    who += concat(who.empty() ? "" : "; ", "rank ", peer);
-    if (!latest) {
-      who += ", which has made no call on this group";
-    } else if (latest->sequence < mine.sequence) {
-      who += concat(", which has not come beyond ", to_string(*latest));
-    } else {
-      who += ", which is in the same operation and waits itself, or is slow";
+    const bool behind = !latest || latest->sequence < mine.sequence;
+    const std::string where = latest ? concat("has not come beyond ", to_string(*latest))
+                                     : "has made no call on this group";
+    if (std::find(waited_for.begin(), waited_for.end(), peer) != waited_for.end()) {
+      who += concat(who.empty() ? "" : "; ", "rank ", peer, ", which ",
+                    behind ? where : "is in the same operation and waits itself, or is slow");
+    } else if (behind) {
+      // Whom this rank waits for may itself wait for that one.
+      others += concat("; rank ", peer, " ", where);
     }
   }
-  fail(ErrorKind::timed_out, waited_in(operation), ", waiting for ", who,
+  fail(ErrorKind::timed_out, waited_in(operation), ", waiting for ", who, others,
        ". Raise the timeout if that rank is only slow");
 }
 
