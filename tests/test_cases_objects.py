@@ -159,10 +159,10 @@ def e11_cannot_be_pickled(rank, w):
         except Exception as raised:
             error = f"{type(raised).__name__}: {raised}"
         took = time.monotonic() - start
-        time.sleep(max(0, 2 - took))  # rank 1 does not leave before the others have noticed
+        time.sleep(max(0, 2.5 - took))  # rank 1 does not leave before the others have noticed
         return took, error
 
-    return on_own_group(rank, w, 1.0, call)
+    return on_own_group(rank, w, 1.5, call)
 
 
 @over_each_transport
@@ -177,7 +177,7 @@ def test_e11_an_object_that_cannot_be_pickled(transport):
     results = [r.value for r in run_case(3, e11_cannot_be_pickled, transport=transport)]
     assert "pickle" in str(results[1][1]).lower()
     for took, error in (results[0], results[2]):
-        assert took < 4
+        assert took < 6
         all_words(str(error), "rank 1", "all_gather")
 
 
