@@ -42,7 +42,7 @@ OPS = ["sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum
 LARGEST = 1_000_000
 SLICES = {
     "default": {"PYCOLL_SLOT_BYTES": 1 << 17, "PYCOLL_WINDOW_BYTES": 1 << 19},
-    "small": SMALL_SLICES,
+    "small": {**SMALL_SLICES, "PYCOLL_TCP_CONNECTIONS": 3},
 }
 
 
@@ -54,7 +54,9 @@ def _has_numpy(name: str) -> bool:
 
 
 DTYPES = [name for name in _core.dtypes() if _has_numpy(name)]
+# Rows: collective.algorithm, and whether it needs memory that all ranks share.
 NEEDS_WINDOW = {f"{c}.{a.name}": a.needs_window for c in VECTORS for a in _core.algorithms(c)}
+NEEDS_WINDOW |= {f"{c}.auto": False for c in VECTORS}
 # Numbers of elements: of the vector, or of a block.
 SIZES = {
     "0": lambda w, slot, window: 0,

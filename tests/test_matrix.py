@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 
 from helpers_threads import ThreadGroups
+from layouts import LAYOUTS, Buffer
 from matrix import (
     SLICES,
     VECTORS,
@@ -79,6 +81,26 @@ def test_the_set_holds_every_pair(transport):
         covered = set().union(*map(pairs, covering(transport, world_size)))
         for case in sampled(transport, world_size, 5000, seed=0):
             assert pairs(case) <= covered, (case, pairs(case) - covered)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_no_byte_goes_unseen(layout):
+    """The matrix is as good as its comparison: one wrong bit anywhere, and a result not written."""
+    buffer = Buffer((2, 3, 5), np.int16, LAYOUTS[layout])
+    buffer.array[...] = 7
+    buffer.freeze()
+    assert buffer.problem() == ""
+    inside = 0
+    for at in range(len(buffer.memory)):
+        buffer.memory[at] ^= 1
+        problem = buffer.problem()
+        assert problem
+        inside += "of 30 elements" in problem
+        assert ("of 30 elements" in problem) == bool((buffer.array != 7).any())
+        buffer.memory[at] ^= 1
+    assert inside == 2 * 30
+    buffer.expected()[1, 2, 3] = 8
+    assert f"the first is {1 * 15 + 2 * 5 + 3}: 7 instead of 8" in buffer.problem()
 
 
 def test_a_case_survives_its_text():

@@ -16,6 +16,8 @@ import netns
 import pycoll
 from matrix import SLICES, covering, rank_cases, sampled, seeded_part
 from pool import run_ranks
+from pycoll import _core
+from reference import data
 from test_faults import PROMPTLY, error_of
 
 MIB = 1 << 20
@@ -68,6 +70,29 @@ def test_a_part_with_hosts_in_any_order(cable, split, slices):
     cases = seeded_part([case for case in cases if case.size != "largest"], 10)
     results = run_on_hosts(cable, split, rank_cases, cases, options=cases[0].options, timeout=90)
     assert [result.value for result in results] == [[]] * len(split)
+
+
+def bytes_of_sums(communicator):
+    """By every algorithm of all_reduce, of values whose sum depends on its order."""
+    results = {}
+    ranks = range(communicator.world_size)
+    for name in [row.name for row in _core.algorithms("all_reduce") if not row.needs_window]:
+        for dtype, epsilon in (("float16", 2**-10), ("float32", 2**-22), ("float64", 2**-51)):
+            given = [data(rank, dtype, "sum", 5003, "normal") for rank in ranks]
+            array = given[communicator.rank].copy()
+            communicator.all_reduce(array, algorithm=name)
+            wide = [part.astype(np.float64) for part in given]
+            bound = epsilon * len(wide) * np.abs(wide).sum(0)
+            assert (np.abs(array - np.sum(wide, 0)) <= bound).all(), (name, dtype)
+            results[name, dtype] = array.tobytes()
+    return results
+
+
+@pytest.mark.parametrize("split", ["aabb", "aabab"])
+def test_all_ranks_have_the_same_bits(cable, split):
+    results = [result.value for result in run_on_hosts(cable, split, bytes_of_sums)]
+    for case, value in results[0].items():
+        assert all(result[case] == value for result in results), case
 
 
 @pytest.mark.full
