@@ -1,8 +1,8 @@
 """Every collective over a pairwise covering set: algorithm, dtype, operation, size, layouts, place,
 blocks, root and slices, for each world size, over shared memory and over TCP.
 
-A failure names its cases; `python tests/matrix.py "CASE"` runs one alone. Groups that span hosts:
-test_two_hosts.py.
+A failure names its cases; `python tests/matrix_run.py "CASE"` runs one alone. Groups that span
+hosts: test_two_hosts.py.
 """
 
 from __future__ import annotations
@@ -14,18 +14,10 @@ import pytest
 
 from helpers_threads import ThreadGroups
 from layouts import LAYOUTS, Buffer
-from matrix import (
-    SLICES,
-    VECTORS,
-    Case,
-    covering,
-    rank_cases,
-    report,
-    run_on_threads,
-    sampled,
-    seeded_part,
-)
+from matrix import SLICES, VECTORS, Case, covering, sampled, seeded_part
+from matrix_run import rank_cases, report, run_on_threads
 from pool import communicator_ranks
+from pycoll import _core
 from reference import WORLD_SIZES
 
 TRANSPORTS = ["shm", "tcp"]
@@ -101,6 +93,10 @@ def test_no_byte_goes_unseen(layout):
     assert inside == 2 * 30
     buffer.expected()[1, 2, 3] = 8
     assert f"the first is {1 * 15 + 2 * 5 + 3}: 7 instead of 8" in buffer.problem()
+
+
+def test_no_collective_is_left_out():
+    assert {*VECTORS, "barrier"} == set(_core.collectives())
 
 
 def test_a_case_survives_its_text():

@@ -14,7 +14,8 @@ import pytest
 
 import netns
 import pycoll
-from matrix import SLICES, covering, rank_cases, sampled, seeded_part
+from matrix import SLICES, covering, sampled, seeded_part
+from matrix_run import rank_cases
 from pool import run_ranks
 from pycoll import _core
 from reference import data
@@ -48,6 +49,15 @@ def run_on_hosts(cable, split, function, *args, options=None, **how):
     """`function(communicator, *args)` on one rank for each letter of `split`, its host."""
     paths = [cable[0].paths["ab".index(letter)] for letter in split]
     return run_ranks(len(split), on_a_host, paths, function, args, options or {}, **how)
+
+
+def run_alone(case, split):
+    """What is wrong after this case, for matrix_run.py."""
+    with netns.Hosts(2) as hosts:
+        cable = hosts, hosts.join(0, 1, "10.83.0.{}/24")
+        split = split[: case.world_size]
+        results = run_on_hosts(cable, split, rank_cases, [case], options=case.options)
+    return [text for result in results for text in result.value]
 
 
 # ---- Results ----
