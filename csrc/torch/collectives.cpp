@@ -257,7 +257,8 @@ Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(
   for (size_t i = 0; i < inputs.size(); ++i) {
     calls.push_back(reduce_scatter_from(outputs[i], inputs[i], options));
   }
-  return run_together(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, kTitle, std::move(calls));
+  // Later versions have a type for it.
+  return run_together(c10d::OpType::COALESCED, kTitle, std::move(calls));
 }
 
 Backend::WorkPtr Backend::gather(TensorLists& outputs, Tensors& inputs,
@@ -301,8 +302,8 @@ Backend::WorkPtr Backend::scatter(Tensors& outputs, TensorLists& inputs,
               options.timeout, options.asyncOp});
 }
 
-// BlockLengths are each pair's own affair: every message is compared with what
-// its receiver expects.
+// Lengths are each pair's own affair: every message is compared with what its
+// receiver expects.
 Backend::WorkPtr Backend::alltoall(Tensors& outputs, Tensors& inputs,
                                    const c10d::AllToAllOptions& options) {
   constexpr auto kTitle = "pycoll:all_to_all";
