@@ -27,7 +27,9 @@ std::string to_string(const CallHeader& call) {
   text += " (";
   if (call.reduce_op != ReduceOp::none) text += concat(name_of(call.reduce_op), ", ");
   if (traits_of(call.collective).rooted) text += concat("root ", call.root, ", ");
-  text += concat(call.count, " x ", name_of(call.dtype));
+  // The lengths of all_to_all are each pair's own.
+  if (traits_of(call.collective).lengths != Lengths::pairwise) text += concat(call.count, " x ");
+  text += name_of(call.dtype);
   return text + (call.layout == 0 ? ")" : " in blocks of different lengths)");
 }
 
