@@ -78,7 +78,7 @@ class Buffer:
 
     def problem(self) -> str:
         assert self.wanted is not None
-        if self.memory.tobytes() == self.wanted.tobytes():
+        if np.array_equal(self.memory, self.wanted):
             return ""
         differ = np.flatnonzero(self.memory != self.wanted)
         text = f"{len(differ)} bytes differ, from byte {differ[0] - self._begin} of its memory on"

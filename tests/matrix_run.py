@@ -9,6 +9,7 @@ where SPLIT, "aabb" say, is the host of each rank if transport=shm,tcp.
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -23,7 +24,11 @@ from reference import Array, data, dtype_of, reduced
 
 # ---- Data ----
 
+# Of the values of a long vector. It is prime, so that no slice is a copy of another.
+PERIOD = 8191
 
+
+@functools.lru_cache(maxsize=16)
 def elements(case: Case) -> int:
     """Of the vector, or of a block. Blocks share the largest size between them."""
     element = dtype_of(case.dtype).itemsize
@@ -58,15 +63,14 @@ def lengths(case: Case, rank: int) -> tuple[list[int], list[int]]:
     return per_side[taken], per_side[given]
 
 
+@functools.lru_cache(maxsize=16)
 def inputs(case: Case, rank: int) -> list[Array]:
-    """Different values on every rank and at every position; the period of large ones is prime, so
-    that no slice is a copy of another."""
+    """Different values on every rank and at every position."""
     counts, _ = lengths(case, rank)
     total, op = sum(counts), "sum" if case.op in ("none", "premul_sum") else case.op
     kind = "small" if case.op == "premul_sum" else None
-    values = data(rank, case.dtype, op, min(total, 8191), kind)
-    values = values if total <= 8191 else np.resize(values, total)
-    return np.split(values, np.cumsum(counts)[:-1])
+    values = data(rank, case.dtype, op, min(total, PERIOD), kind)
+    return np.split(np.resize(values, total) if total > PERIOD else values, np.cumsum(counts)[:-1])
 
 
 def factor(rank: int) -> float:
@@ -87,7 +91,10 @@ def outputs(case: Case) -> list[list[Array]]:
     given = [inputs(case, rank) for rank in range(case.world_size)]
     ranks, root = range(case.world_size), case.root_rank
     if case.collective in REDUCING:
-        totals = [reduction(case, list(parts)) for parts in zip(*given, strict=True)]
+        counts = [len(block) for block in given[0]]
+        whole = [np.concatenate(blocks)[:PERIOD] for blocks in given]
+        total = np.resize(reduction(case, whole), sum(counts))
+        totals = np.split(total, np.cumsum(counts)[:-1])
         if case.collective == "reduce_scatter":
             return [[total] for total in totals]
         return [totals if case.collective != "reduce" or r == root else [] for r in ranks]

@@ -148,7 +148,7 @@ def bytes_between(communicator, interface, algorithm, elements):
 def test_bytes_between_hosts(cable, algorithm, vectors, split, record_property):
     """`vectors` a direction: one if hierarchical; 2 (w - 1) / w of the ring, which leaves each host
     once, whatever the order of the ranks. All headers and acknowledgements are counted."""
-    elements = 8 * MIB
+    elements = 4 * MIB
     results = run_on_hosts(cable, split, bytes_between, cable[1], algorithm, elements, timeout=90)
     for result in results:
         for moved in result.value:
