@@ -335,8 +335,8 @@ class Communicator:
     ) -> Work | None:
         """Sends `array` to a rank, which receives it with the same tag, dtype and size.
 
-        Returns when `array` may be changed again: for small messages at once, for large ones when
-        the receiver has taken it. Messages with one source, destination and tag are received in the
+        Returns when `array` may be changed again: for small messages at once while there is room
+        for them, for large ones when the receiver has taken it. Messages with one source, destination and tag are received in the
         order of their sends. Raises InvalidArgumentError for a destination that is the same as the
         rank.
         """

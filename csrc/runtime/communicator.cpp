@@ -69,6 +69,11 @@ void announce_lengths(const CallRequest& request, CallHeader& header) {
   }
 }
 
+int ranks_on_host_of(int rank, const std::vector<int32_t>& hosts) {
+  const int32_t host = hosts[static_cast<size_t>(rank)];
+  return static_cast<int>(std::count(hosts.begin(), hosts.end(), host));
+}
+
 bool on_several_hosts(const std::vector<int32_t>& hosts) {
   return std::any_of(hosts.begin(), hosts.end(), [](int32_t host) { return host != 0; });
 }
@@ -102,7 +107,7 @@ Communicator::Communicator(const BootstrapRequest& request, std::shared_ptr<Conn
       isa_(choose_isa(config_.isa)),
       connector_(std::move(connector)),
       transport_(bootstrap(request, *connector_, hosts_)),
-      wait_policy_(choose_wait_policy(world_size_, config_.spin_us)),
+      wait_policy_(choose_wait_policy(ranks_on_host_of(rank_, hosts_), config_.spin_us)),
       spin_budget_(wait_policy_),
       executor_(
           *transport_,
@@ -202,16 +207,19 @@ void Communicator::override_program(Program program) {
   overrides_[program.collective] = std::move(program);
 }
 
-std::shared_ptr<Operation> Communicator::enqueue(Lock& held, CallRequest request) {
-  if (dead()) std::rethrow_exception(death_);
+Communicator::Means Communicator::examine(const CallRequest& request) const {
   if (request.root < 0 || request.root >= world_size_) {
     fail(ErrorKind::invalid_argument, name_of(request.collective), ": root ", request.root,
          " is not a rank of this group of ", world_size_);
   }
   check_shapes(request, rank_, world_size_);
   check_overlaps(request, rank_);
-  const ReduceKernels* kernels = kernels_for(request, isa_);
-  const Algorithm& algorithm = choose(request);
+  return {kernels_for(request, isa_), choose(request)};
+}
+
+std::shared_ptr<Operation> Communicator::enqueue(Lock& held, CallRequest&& request) {
+  if (dead()) std::rethrow_exception(death_);
+  const auto [kernels, algorithm] = examine(request);
   const Program& program = plan(algorithm, request);
   const Nanoseconds timeout = request.timeout.value_or(timeout_);
 
@@ -232,7 +240,7 @@ std::shared_ptr<Operation> Communicator::enqueue(Lock& held, CallRequest request
   return operation;
 }
 
-std::shared_ptr<Operation> Communicator::post(Lock& held, MessageRequest request) {
+std::shared_ptr<Operation> Communicator::post(Lock& held, MessageRequest&& request) {
   if (dead()) std::rethrow_exception(death_);
   const char* name = request.receives ? "recv" : "send";
   const bool any = request.receives && request.peer == kAnySource;

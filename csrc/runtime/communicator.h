@@ -54,8 +54,11 @@ class Communicator {
   void set_timeout(Nanoseconds timeout);
   uint64_t sequence() const;
 
-  // Queues a call. Throws Error(invalid_argument, not_implemented) before anything happened, or the
-  // group's error when it is dead.
+  // Throws Error(invalid_argument, not_implemented) for a call that submit() would refuse. For
+  // whoever submits several: one that is refused must not leave the others under way.
+  void check(const CallRequest& request) const { examine(request); }
+  // Queues a call. Throws what check() throws before anything happened, or the group's error when
+  // it is dead.
   std::shared_ptr<Operation> submit(CallRequest request);
   // Starts a point-to-point message. It needs no turn: messages progress beside the queue.
   std::shared_ptr<Operation> submit(MessageRequest request);
@@ -93,16 +96,33 @@ class Communicator {
     std::exception_ptr error;
   };
 
-  std::shared_ptr<Operation> enqueue(Lock& lock, CallRequest request);
-  std::shared_ptr<Operation> post(Lock& lock, MessageRequest request);
+  // These move from the request when they take it. One that is refused stays the caller's, to be
+  // dropped without the lock: what it keeps alive may need the GIL to go.
+  std::shared_ptr<Operation> enqueue(Lock& lock, CallRequest&& request);
+  std::shared_ptr<Operation> post(Lock& lock, MessageRequest&& request);
   void tell_driver(Lock& lock);
   void complete_synchronously(const std::shared_ptr<Operation>& operation,
                               const Interrupt& interrupt);
   const Program& plan(const Algorithm& algorithm, const CallRequest& request);
   const Algorithm& choose(const CallRequest& request) const;
+  // What runs a call that is in order.
+  struct Means {
+    const ReduceKernels* kernels;
+    const Algorithm& algorithm;
+  };
+  Means examine(const CallRequest& request) const;
   void check_owner() const;
 
-  void die_interrupted(const std::string& operation);
+  // Why a group ends.
+  struct Death {
+    std::string reason;  // for the peers
+    std::exception_ptr error;
+    bool tell_peers = true;
+  };
+  using Operations = std::vector<std::shared_ptr<Operation>>;
+
+  Death interruption_of(const std::string& operation) const;
+  Death death_of(const std::exception_ptr& error) const;
   void give_up(const Operation& operation);
 
   bool unfinished() const { return !queue_.empty() || open_messages_ > 0; }
@@ -114,7 +134,7 @@ class Communicator {
   bool advance();
   bool something_ended() const;
   void run_until_news(const Interrupt& interrupt);
-  std::exception_ptr die_of(std::exception_ptr error);
+  std::exception_ptr die_driving(std::exception_ptr error);
   std::string describe_driven() const;
   std::vector<Ended> gather_ended(Lock& lock);
   void retire(const Ended& one);
@@ -130,7 +150,8 @@ class Communicator {
   static Nanoseconds until_deadline(const Operation& operation);
   std::string waited_in(const Operation& operation) const;
   [[noreturn]] void report_timeout(const CollectiveOperation& operation) const;
-  void die(const std::string& reason, std::exception_ptr error, bool tell_peers);
+  Operations end_group(const Death& death);
+  void die(const Death& death);
   void complete(Lock& lock, std::shared_ptr<Operation> operation);
   void start_progress_thread(Lock& lock);
   bool on_progress_thread() const;
@@ -156,6 +177,7 @@ class Communicator {
   bool begun_ = false;      // current_ is in the executor
   bool moved_cpu_ = false;  // in this operation
   bool inquired_ = false;   // in this operation
+  Operations orphans_;      // ended with the group, their callbacks not yet called
 
   mutable std::mutex mutex_;
   std::condition_variable work_;    // progress threads: something to drive

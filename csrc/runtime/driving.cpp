@@ -93,16 +93,16 @@ void Communicator::complete_synchronously(const std::shared_ptr<Operation>& oper
   }
 }
 
-void Communicator::die_interrupted(const std::string& operation) {
+Communicator::Death Communicator::interruption_of(const std::string& operation) const {
   const std::string reason = concat("rank ", rank_, " was interrupted in ", operation);
-  die(reason, std::make_exception_ptr(Error(ErrorKind::aborted, reason)), true);
+  return {reason, std::make_exception_ptr(Error(ErrorKind::aborted, reason))};
 }
 
 // Ends an operation, whoever drives it. The peers have it in their order of calls, so the group
 // ends with it.
 void Communicator::give_up(const Operation& operation) {
   if (operation.done()) return;
-  die_interrupted(operation.describe());
+  die(interruption_of(operation.describe()));
   Lock lock(mutex_);
   ++waiters_;
   // Whoever drives it sees dead_ within one sleep.
@@ -156,15 +156,17 @@ void Communicator::drive(Lock& lock, const Interrupt& interrupt) {
       run_until_news(interrupt);
     } catch (...) {
       if (lock.owns_lock()) lock.unlock();
-      interruption = die_of(std::current_exception());
+      interruption = die_driving(std::current_exception());
     }
     ended = gather_ended(lock);
   }
   driving_ = false;
+  Operations orphans = std::exchange(orphans_, {});
   for (const Ended& one : ended) retire(one);
   if (waiters_ > 0) change_.notify_all();
   keep_going(lock);
   for (Ended& one : ended) complete(lock, std::move(one.operation));
+  for (auto& orphan : orphans) complete(lock, std::move(orphan));
   if (interruption) std::rethrow_exception(interruption);
 }
 
@@ -176,9 +178,10 @@ void Communicator::take_up(Lock& /*held*/) {
     begun_ = false;
   }
   while (!posted_.empty()) {
-    posted_.front()->started_ = Clock::now();
-    messages_.post(std::move(posted_.front()));
+    const auto message = std::move(posted_.front());
     posted_.pop_front();
+    message->started_ = Clock::now();
+    messages_.post(message);
   }
 }
 
@@ -237,24 +240,33 @@ void Communicator::run_until_news(const Interrupt& interrupt) {
 }
 
 // Kills the group for what was thrown while driving. Returns an Interrupt's own exception.
-std::exception_ptr Communicator::die_of(std::exception_ptr error) {
+std::exception_ptr Communicator::die_driving(std::exception_ptr error) {
+  // Callbacks are called when this thread drives no more: one may wait for what it is driving.
   try {
     std::rethrow_exception(error);
   } catch (const Interrupted& interrupted) {
-    die_interrupted(describe_driven());
+    orphans_ = end_group(interruption_of(describe_driven()));
     return interrupted.reason;
+  } catch (...) {
+    orphans_ = end_group(death_of(error));
+    return nullptr;
+  }
+}
+
+Communicator::Death Communicator::death_of(const std::exception_ptr& error) const {
+  try {
+    std::rethrow_exception(error);
   } catch (const Error& caught) {
     // An abort of a peer is passed on as it is: its own note to a third rank may come after our
     // farewell, which that rank would then take for the reason.
     const bool passed_on = caught.kind() == ErrorKind::aborted;
-    die(passed_on ? caught.what() : concat("rank ", rank_, " aborted the group: ", caught.what()),
-        error, true);
+    return {
+        passed_on ? caught.what() : concat("rank ", rank_, " aborted the group: ", caught.what()),
+        error};
   } catch (...) {
     // No memory, say: this rank is out of step with its peers.
-    die(concat("rank ", rank_, " failed in ", describe_driven(), ": ", text_of(error)), error,
-        true);
+    return {concat("rank ", rank_, " failed in ", describe_driven(), ": ", text_of(error)), error};
   }
-  return nullptr;
 }
 
 // What the driving thread works on, for texts: the collective, or the oldest message.
@@ -348,8 +360,11 @@ void Communicator::wait_for_peers(Backoff& backoff, const Interrupt& interrupt) 
   }
   const Nanoseconds patience = ask_when_stuck();
   transport_->prepare_sleep();
+  // Also when this rank has no message under way: a peer that cannot go on with its sends before
+  // their FIFO is emptied may be the one that is waited for.
+  const bool drained = messages_.advance();
   // The last look: nothing that a peer does from here on is missed (transport.h).
-  if (advance() || something_ended() || news_.load(std::memory_order_relaxed)) {
+  if (advance() || something_ended() || drained || news_.load(std::memory_order_relaxed)) {
     transport_->cancel_sleep();
     return backoff.reset();
   }

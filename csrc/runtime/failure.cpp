@@ -110,7 +110,7 @@ void Communicator::report_timeout(const CollectiveOperation& operation) const {
   std::string who, others;
   for (int peer = 0; peer < world_size_; ++peer) {
     if (peer == rank_) continue;
-    const auto latest = const_cast<Transport&>(*transport_).latest_call_of(peer);
+    const auto latest = transport_->latest_call_of(peer);
     const bool behind = !latest || latest->sequence < mine.sequence;
     const std::string where = latest ? concat("has not come beyond ", to_string(*latest))
                                      : "has made no call on this group";
@@ -126,16 +126,18 @@ void Communicator::report_timeout(const CollectiveOperation& operation) const {
        ". Raise the timeout if that rank is only slow");
 }
 
-void Communicator::die(const std::string& reason, std::exception_ptr error, bool tell_peers) {
-  std::vector<std::shared_ptr<Operation>> orphans;
+// Ends all operations but those that a thread drives: it ends them itself. Their callbacks are the
+// caller's to call; whoever drives must not call them before it has ended the others, which they
+// may wait for.
+Communicator::Operations Communicator::end_group(const Death& death) {
+  Operations orphans;
   {
     const Lock lock(mutex_);
     if (!dead_.load(std::memory_order_relaxed)) {
-      death_ = error;
+      death_ = death.error;
       dead_.store(true, std::memory_order_release);
-      if (tell_peers) transport_->send_abort(reason);
+      if (death.tell_peers) transport_->send_abort(death.reason);
     }
-    // What a thread still drives is left to it: that thread ends it.
     const bool keep_first = driving_ && current_ != nullptr;
     while (queue_.size() > (keep_first ? 1u : 0u)) {
       orphans.push_back(std::move(queue_.back()));
@@ -154,7 +156,12 @@ void Communicator::die(const std::string& reason, std::exception_ptr error, bool
     change_.notify_all();
   }
   transport_->wake();
-  for (const auto& orphan : orphans) {
+  return orphans;
+}
+
+// By a thread that does not drive.
+void Communicator::die(const Death& death) {
+  for (const auto& orphan : end_group(death)) {
     orphan->call_on_complete();
     orphan->release();
   }
@@ -163,7 +170,7 @@ void Communicator::die(const std::string& reason, std::exception_ptr error, bool
 void Communicator::abort(const std::string& reason) {
   if (::getpid() != owner_pid_) return;
   const std::string text = concat("rank ", rank_, " aborted the group: ", reason);
-  die(text, std::make_exception_ptr(Error(ErrorKind::aborted, text)), true);
+  die({text, std::make_exception_ptr(Error(ErrorKind::aborted, text))});
 }
 
 void Communicator::close() {
@@ -183,7 +190,7 @@ void Communicator::close() {
       const Lock lock(mutex_);
       return unfinished();
     }();
-    die(reason, std::make_exception_ptr(Error(ErrorKind::aborted, reason)), tell_peers);
+    die({reason, std::make_exception_ptr(Error(ErrorKind::aborted, reason)), tell_peers});
   }
   stop_progress();
   transport_->leave();

@@ -73,6 +73,9 @@ void MessageEngine::post(Pointer operation) {
   const Unexpected message = std::move(*found);
   unexpected_.erase(found);
   match(operation, {message.peer, message.header, message.payload.data(), message.payload.size()});
+  // When that was all, nobody looks again before the next message of this rank: its peer must not
+  // wait for that.
+  return_credit(peer_of(message.peer));
 }
 
 bool MessageEngine::advance() {
@@ -145,7 +148,7 @@ void MessageEngine::match(const Pointer& receive, const Arrived& arrived) {
   const Header& header = arrived.header;
   Peer& from = peer_of(arrived.peer);
   from.matched += cost_of(header.kind, header.bytes);
-  receive->peer_ = arrived.peer;
+  receive->source_ = arrived.peer;
   const bool eager = header.kind == Kind::eager;
   if (header.dtype != receive->dtype_ || header.bytes != receive->bytes()) {
     if (!eager) {
@@ -284,6 +287,7 @@ void MessageEngine::finish(const Pointer& operation, std::exception_ptr outcome)
 }
 
 std::vector<int> MessageEngine::waiting_for(const MessageOperation& operation) const {
+  if (operation.source_ >= 0) return {operation.source_};
   if (operation.peer_ != kAnySource) return {operation.peer_};
   std::vector<int> ranks;
   for (int peer = 0; peer < world_size_; ++peer) {
@@ -293,11 +297,12 @@ std::vector<int> MessageEngine::waiting_for(const MessageOperation& operation) c
 }
 
 std::string MessageEngine::why_waiting(const MessageOperation& operation) const {
+  if (operation.source_ >= 0) {
+    return concat(operation.moved_, " bytes have come from rank ", operation.source_);
+  }
   if (operation.receives_) {
     if (operation.peer_ == kAnySource) return "no rank has sent a message with that tag";
-    return operation.moved_ > 0
-               ? concat(operation.moved_, " bytes have come from rank ", operation.peer_)
-               : concat("rank ", operation.peer_, " has not sent a message with that tag");
+    return concat("rank ", operation.peer_, " has not sent a message with that tag");
   }
   const Peer& to = peer_of(operation.peer_);
   const auto is_it = [&](const auto& entry) { return entry.second.get() == &operation; };

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <exception>
 #include <functional>
+#include <limits>
 #include <list>
 #include <memory>
 #include <optional>
@@ -37,7 +38,8 @@ struct CallRequest : RequestBase {
   double premul_factor = 1.0;  // premul_sum: multiplies this rank's input before the sum
 };
 
-constexpr int kAnySource = -1;
+// No number that a rank could be by mistake, like -1.
+constexpr int kAnySource = std::numeric_limits<int>::min();
 
 // One side of a point-to-point message. A receive matches the oldest message of that peer (or of
 // any) with its tag; dtype and length must be those of the message.
@@ -129,16 +131,18 @@ class MessageOperation final : public Operation {
         block_(request.block) {}
 
   std::string describe() const override;
-  int source() const override { return receives_ && peer_ != kAnySource ? peer_ : -1; }
+  int source() const override { return done() ? source_ : -1; }
   uint64_t bytes() const { return block_.count * size_of(dtype_); }
 
  private:
   friend class MessageEngine;
   const bool receives_;
-  int peer_;  // of a receive from any source: set when it has matched
+  const int peer_;  // receives: maybe kAnySource
   const int tag_;
   const DType dtype_;
   const Block block_;
+  // By the engine. Of a receive: the rank whose message it has matched; others read it when done.
+  int source_ = -1;
   uint64_t moved_ = 0;          // bytes, of a message that travels in slices
   std::exception_ptr outcome_;  // set by the engine before it hands the operation back
   std::list<std::shared_ptr<MessageOperation>>::iterator place_;  // among the engine's pending ones

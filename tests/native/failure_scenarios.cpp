@@ -226,6 +226,39 @@ void mismatch(const std::string& algorithm, const Settings& settings) {
   } while (!settings.until.passed());
 }
 
+// What a refused call kept alive may need a lock to go (Python's), and whoever has that lock may
+// ask the group something meanwhile.
+void refused(const Settings& settings) {
+  WorldOptions options;
+  options.seed = settings.seed;
+  options.delays = false;
+  run_world(options, [](Rank& self) {
+    std::atomic<bool> answered{false};
+    bool in_time = false;
+    std::thread other;
+    CallRequest request;
+    request.root = self.world_size;  // no rank
+    request.keep_alive = std::shared_ptr<void>(nullptr, [&](void*) {
+      other = std::thread([&] {
+        self.communicator.sequence();
+        answered = true;
+      });
+      const Deadline deadline = Deadline::after(std::chrono::seconds(2));
+      while (!answered && !deadline.passed()) std::this_thread::yield();
+      in_time = answered;
+    });
+    std::string text;
+    try {
+      self.communicator.submit(std::move(request));
+    } catch (const Error& error) {
+      text = error.what();
+    }
+    other.join();
+    check(text.find("is not a rank") != std::string::npos, "not refused: ", text);
+    check(in_time, "a refused call is dropped under the group's lock");
+  });
+}
+
 }  // namespace
 
 std::vector<Scenario> failure_scenarios() {
@@ -233,6 +266,7 @@ std::vector<Scenario> failure_scenarios() {
       {"abort", "one rank aborts from another thread amid operations", abort},
       {"abort_recheck", "an abort that comes just before its rank sleeps", abort_recheck},
       {"abort_and_leave", "a peer aborts and is gone before anyone looks", abort_and_leave},
+      {"refused", "a refused call lets go of what it kept alive", refused},
       {"leave", "one rank leaves in good order, the others go on", leave},
       {"timeout", "a rank that does not come is named", timeout},
       {"mismatch/message", "operations that differ, found in messages",
