@@ -128,8 +128,7 @@ CallRequest Backend::prepare(Call& call) const {
   return request;
 }
 
-c10::intrusive_ptr<Work> Backend::start(Call call) {
-  CallRequest request = prepare(call);
+c10::intrusive_ptr<Work> Backend::start(Call call, CallRequest request) {
   Description description{getRank(), call.type, call.shown ? call.title : nullptr,
                           std::move(call.inputs), std::move(call.outputs)};
   auto work = c10::make_intrusive<Work>(communicator_, std::move(description), interrupt_);
@@ -138,9 +137,9 @@ c10::intrusive_ptr<Work> Backend::start(Call call) {
 }
 
 Backend::WorkPtr Backend::run(Call call) {
-  if (call.async) return remember(start(std::move(call)));
-  const Profiled profiled(call.title, call.inputs);
   CallRequest request = prepare(call);
+  if (call.async) return remember(start(std::move(call), std::move(request)));
+  const Profiled profiled(call.title, call.inputs);
   const GilRelease release;
   with_torch_errors([&] { communicator_->run(std::move(request), interrupt_); });
   return nullptr;
@@ -157,11 +156,16 @@ Backend::WorkPtr Backend::run_together(c10d::OpType type, const char* title,
   std::optional<Profiled> profiled;
   const bool async = calls.front().async;
   if (!async) profiled.emplace(title, description.inputs);
+  std::vector<CallRequest> requests;
+  for (Call& call : calls) requests.push_back(prepare(call));
+  with_torch_errors([&] {
+    for (const CallRequest& request : requests) communicator_->check(request);
+  });
   // Synchronous calls too are all under way before the first is waited for.
   CombinedWork::Parts parts;
-  for (Call& call : calls) {
-    call.shown = false;
-    parts.push_back(start(std::move(call)));
+  for (size_t i = 0; i < calls.size(); ++i) {
+    calls[i].shown = false;
+    parts.push_back(start(std::move(calls[i]), std::move(requests[i])));
   }
   if (async) return remember(CombinedWork::make(std::move(description), std::move(parts)));
   for (const auto& part : parts) part->wait();

@@ -133,11 +133,11 @@ class Backend final : public c10d::Backend {
   void check_slot(const Slot& what, const at::Tensor& mine, const at::Tensor& slot) const;
 
   WorkPtr run(Call call);
-  // One event and one Work for several calls, all checked already.
+  // One event and one Work for several calls; none starts unless all are in order.
   WorkPtr run_together(c10d::OpType type, const char* title, std::vector<Call> calls);
   // Makes everything dense and points the request at it.
   CallRequest prepare(Call& call) const;
-  c10::intrusive_ptr<Work> start(Call call);
+  c10::intrusive_ptr<Work> start(Call call, CallRequest request);
   WorkPtr start_message(const char* title, c10d::OpType type, Tensors& tensors,
                         MessageRequest request);
   WorkPtr remember(c10::intrusive_ptr<c10d::Work> work);

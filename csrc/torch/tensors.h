@@ -31,8 +31,8 @@ void check_disjoint(const char* operation, const Tensors& outputs);
 const at::Tensor& only_tensor(const char* operation, const Tensors& tensors);
 const Tensors& only_list(const char* operation, const std::vector<Tensors>& lists);
 
-// A list of one tensor a rank, all of the type of `single`. BlockLengths are
-// not looked at.
+// A list of one tensor a rank, all of the type of `single`. Lengths are not
+// looked at.
 struct ListCheck {
   const char* operation;
   const char* name;  // of the list, "output"

@@ -133,14 +133,13 @@ std::exception_ptr CombinedWork::exception() const {
 }
 
 bool CombinedWork::wait(std::chrono::milliseconds timeout) {
-  const auto end = std::chrono::steady_clock::now() + timeout;
+  const Deadline end = Deadline::after(time_limit(timeout));
   for (const auto& part : parts_) {
     if (timeout <= kNoTimeout) {
       part->wait(timeout);
       continue;
     }
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-        end - std::chrono::steady_clock::now());
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end.remaining());
     part->wait(std::max(left, std::chrono::milliseconds(1)));  // 0 would be no limit
   }
   // The thread that ended the last part may still be about to mark it.
