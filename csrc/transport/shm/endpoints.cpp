@@ -11,6 +11,7 @@
 
 #include "core/error.h"
 #include "core/random.h"
+#include "core/signals.h"
 #include "transport/shm/port.h"
 
 namespace pycoll::shm {
@@ -44,6 +45,7 @@ Endpoints::Endpoints()
   listener_ = listen_at(address_.socket, kBacklog);
   watch(stop_.get(), kStopEntry, EPOLLIN, EPOLL_CTL_ADD);
   watch(listener_.get(), kListenerEntry, EPOLLIN, EPOLL_CTL_ADD);
+  const SignalsBlocked blocked;
   thread_ = std::thread([this] { run(); });
   ::pthread_setname_np(thread_.native_handle(), "pycoll-shm");
 }

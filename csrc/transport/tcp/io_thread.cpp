@@ -1,7 +1,6 @@
 #include "transport/tcp/io_thread.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -9,25 +8,9 @@
 #include <array>
 
 #include "core/error.h"
+#include "core/signals.h"
 
 namespace pycoll::tcp {
-namespace {
-
-// Threads of a library must not take signals that the program waits for.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
-
-}  // namespace
 
 IoThread::IoThread(std::shared_ptr<Descriptors> descriptors, std::function<Nanoseconds()> tick)
     : tick_(std::move(tick)),
