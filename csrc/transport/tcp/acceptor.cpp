@@ -116,6 +116,8 @@ void Acceptor::on_events(uint32_t /*events*/) {
     if (!socket) {
       if (error == EINTR || error == ECONNABORTED) continue;
       if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) {
+        errno = error;
+        report_starvation(errno_text("accept of a peer's connection"));
         // The oldest stranger gives way; and no busy loop until there are descriptors again.
         if (!unfinished_.empty()) unfinished_.pop_front();
         pausing_ = true;
@@ -124,11 +126,33 @@ void Acceptor::on_events(uint32_t /*events*/) {
       }
       return;
     }
-    if (unfinished_.size() >= kMostUnfinished) unfinished_.pop_front();
-    unfinished_.push_back(std::make_shared<Handshake>(*this, std::move(socket)));
-    unfinished_.back()->start(unfinished_.back());
-    io_.tick_within(kHelloPatience);
+    take(std::move(socket));
   }
+}
+
+// In the IO thread nobody could catch what is thrown: whoever connects is told by the end of his
+// connection, the groups of this process by starvation().
+void Acceptor::take(Socket socket) {
+  if (unfinished_.size() >= kMostUnfinished) unfinished_.pop_front();
+  const auto handshake = std::make_shared<Handshake>(*this, std::move(socket));
+  try {
+    handshake->start(handshake);
+  } catch (const Error& error) {
+    return report_starvation(error.what());
+  }
+  unfinished_.push_back(handshake);
+  io_.tick_within(kHelloPatience);
+}
+
+void Acceptor::report_starvation(const std::string& reason) {
+  const std::lock_guard lock(starvation_mutex_);
+  ++starvation_.times;
+  starvation_.reason = reason;
+}
+
+Starvation Acceptor::starvation() const {
+  const std::lock_guard lock(starvation_mutex_);
+  return starvation_;
 }
 
 void Acceptor::drop(const Handshake* handshake) {
@@ -165,7 +189,11 @@ bool Acceptor::admit(const Hello& hello, Socket& socket) {
   // out by whoever reads the connection.
   ::send(fd, &welcome, sizeof(welcome), MSG_NOSIGNAL | MSG_DONTWAIT);
   io_.tick_within(kFormingPatience);
-  if (complete) on_link_(std::move(link));
+  try {
+    if (complete) on_link_(std::move(link));
+  } catch (const Error& error) {
+    report_starvation(error.what());
+  }
   return true;
 }
 

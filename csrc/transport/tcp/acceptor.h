@@ -3,13 +3,15 @@
 // Anybody can connect. Until a connection has shown this process's secret it may send one Hello,
 // has a few seconds for it and costs a few hundred bytes; there are never more than some hundred of
 // them, the oldest give way. Strangers are not answered. Everything here runs in the IO thread,
-// except construction.
+// except construction and starvation().
 #pragma once
 
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -23,6 +25,13 @@ namespace pycoll::tcp {
 struct Accepted {
   Hello hello;
   std::vector<Socket> sockets;
+};
+
+// Connections could not be taken for want of descriptors or memory, how often and why the last
+// time.
+struct Starvation {
+  uint64_t times = 0;
+  std::string reason;
 };
 
 struct AcceptorIdentity {
@@ -39,6 +48,7 @@ class Acceptor final : public IoHandler, public std::enable_shared_from_this<Acc
   void start();
 
   uint16_t port() const { return port_; }
+  Starvation starvation() const;
   void on_events(uint32_t events) override;
   // When it wants to be called again.
   Nanoseconds tick(Clock::time_point now);
@@ -52,7 +62,8 @@ class Acceptor final : public IoHandler, public std::enable_shared_from_this<Acc
   };
   using FormingKey = std::pair<Id, Id>;  // process, link
 
-  void accept_one(int fd);
+  void take(Socket socket);
+  void report_starvation(const std::string& reason);
   // A hello came; false when it is a stranger's.
   bool admit(const Hello& hello, Socket& socket);
   void drop(const Handshake* handshake);
@@ -67,6 +78,8 @@ class Acceptor final : public IoHandler, public std::enable_shared_from_this<Acc
   bool pausing_ = false;                               // out of descriptors
   std::deque<std::shared_ptr<Handshake>> unfinished_;  // the oldest first
   std::map<FormingKey, Forming> forming_;
+  mutable std::mutex starvation_mutex_;  // a leaf
+  Starvation starvation_;                // guarded by starvation_mutex_
 };
 
 }  // namespace pycoll::tcp

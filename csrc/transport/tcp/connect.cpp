@@ -22,18 +22,18 @@ class Meeting {
       : request_(request),
         engine_(engine),
         board_(std::make_shared<Board>()),
+        starvations_before_(engine.starvation().times),
         mine_(description_of(request.rank)),
-        sessions_(static_cast<size_t>(request.world_size)) {
-    for (int peer = 0; peer < request.world_size; ++peer) {
-      if (serves(peer)) add(peer);
-    }
-  }
+        sessions_(static_cast<size_t>(request.world_size)) {}
   ~Meeting() {
     for (Opening& each : openings_) stop_dialing(each);
     if (!done_) engine_.release(sessions_);
   }
 
   void run() {
+    for (int peer = 0; peer < request_.world_size; ++peer) {
+      if (serves(peer)) add(peer);
+    }
     while (!openings_.empty()) {
       if (request_.interrupt) request_.interrupt();
       for (Opening& each : openings_) {
@@ -41,10 +41,21 @@ class Meeting {
       }
       std::erase_if(openings_, [](const Opening& each) { return each.session->is_open(); });
       if (openings_.empty()) break;
+      check_peers();
+      check_starvation();
       if (request_.deadline.passed()) report_missing();
       wait();
     }
     done_ = true;
+  }
+
+  // Tells those that this rank has reached why it gives up.
+  void send_abort(const std::string& why) {
+    const std::string text =
+        concat("rank ", request_.rank, " gave up while the group was connecting: ", why);
+    for (const auto& session : sessions_) {
+      if (session) session->send_abort(text);
+    }
   }
 
   std::shared_ptr<Board> board() const { return board_; }
@@ -98,8 +109,14 @@ class Meeting {
     if (each.asked) return stop_dialing(each);
     if (!each.dial && engine_.claim_dial(each.theirs.process)) {
       each.dial = std::make_unique<Dial>(mine_, each.theirs, engine_.table(), engine_.buffer());
+      if (each.dial->is_hopeless()) report_unreachable(each);
     }
-    if (!each.dial || !each.dial->advance(Clock::now())) return;
+    if (!each.dial) return;
+    const auto now = Clock::now();
+    if (!each.dial->advance(now)) {
+      if (each.dial->is_refused(now)) report_gone(each);
+      return;
+    }
     const auto heartbeat = std::chrono::milliseconds(each.theirs.heartbeat_ms);
     engine_.dialed(each.theirs.process, heartbeat, each.dial->take());
     each.dial.reset();
@@ -131,6 +148,44 @@ class Meeting {
     ::poll(entries.data(), entries.size(), static_cast<int>(ms));
   }
 
+  // One that has been reached and goes again has given up: the group does not come to be.
+  void check_peers() const {
+    if (const auto reason = board_->peer_abort()) {
+      fail(ErrorKind::peer_failed, "rank ", request_.rank, " cannot join the group: ", *reason);
+    }
+    for (size_t peer = 0; peer < sessions_.size(); ++peer) {
+      if (!sessions_[peer] || sessions_[peer]->state() == PeerState::alive) continue;
+      fail(ErrorKind::peer_failed, "rank ", request_.rank, ": rank ", peer,
+           sessions_[peer]->state() == PeerState::died ? " died" : " gave up",
+           " while the group was connecting");
+    }
+  }
+
+  // Peers cannot tell: to them this rank is one that does not answer.
+  void check_starvation() const {
+    const Starvation starvation = engine_.starvation();
+    if (starvation.times == starvations_before_) return;
+    std::string missing;
+    for (const Opening& each : openings_) missing += concat(missing.empty() ? "" : ", ", each.peer);
+    fail(ErrorKind::system, "rank ", request_.rank, " cannot connect to rank(s) ", missing, ": ",
+         starvation.reason, ". A process needs ", mine_.connections,
+         " descriptors for each other process");
+  }
+
+  [[noreturn]] void report_gone(const Opening& each) const {
+    fail(ErrorKind::peer_failed, "rank ", request_.rank, " cannot reach rank ", each.peer, ": ",
+         each.dial->report(),
+         ". It seems to have died while the group was connecting, or the store still holds the "
+         "keys of an earlier run: use a fresh one");
+  }
+
+  [[noreturn]] void report_unreachable(const Opening& each) const {
+    fail(ErrorKind::peer_failed, "rank ", request_.rank, " cannot reach rank ", each.peer,
+         " over TCP: it has the address(es) ", addresses_of(each.theirs),
+         ", which are link-local, and no interface of this host that may be used has one of that "
+         "family. PYCOLL_SOCKET_IFNAME chooses the interface");
+  }
+
   [[noreturn]] void report_missing() const {
     std::string text;
     for (const Opening& each : openings_) {
@@ -142,7 +197,7 @@ class Meeting {
       } else if (each.dials) {
         text += "another group of this process was dialing it in vain";
       } else {
-        text += concat("it did not connect to any of ", own_addresses());
+        text += concat("it did not connect to any of ", addresses_of(mine_));
       }
     }
     fail(ErrorKind::timed_out, "rank ", request_.rank, " of ", request_.world_size,
@@ -151,9 +206,9 @@ class Meeting {
          "PYCOLL_SOCKET_IFNAME chooses the interface, PYCOLL_CONNECT_TIMEOUT sets the limit");
   }
 
-  std::string own_addresses() const {
+  static std::string addresses_of(const Description& description) {
     std::string text;
-    for (const InterfaceAddress& each : mine_.addresses) {
+    for (const InterfaceAddress& each : description.addresses) {
       text += concat(text.empty() ? "" : ", ", each.address.to_string(), " (interface ",
                      each.interface, ")");
     }
@@ -163,6 +218,7 @@ class Meeting {
   const ConnectRequest& request_;
   Engine& engine_;
   std::shared_ptr<Board> board_;
+  const uint64_t starvations_before_;
   Description mine_;
   std::vector<std::shared_ptr<Session>> sessions_;
   std::vector<Opening> openings_;  // those that are not open yet
@@ -223,7 +279,12 @@ std::string TcpConnector::why_not(const std::string& description, const std::str
 std::unique_ptr<Transport> TcpConnector::connect(const ConnectRequest& request) {
   const auto engine = this->engine();
   Meeting meeting(request, *engine);
-  meeting.run();
+  try {
+    meeting.run();
+  } catch (const std::exception& error) {
+    meeting.send_abort(error.what());
+    throw;
+  }
   return std::make_unique<TcpTransport>(engine, meeting.board(), meeting.sessions());
 }
 

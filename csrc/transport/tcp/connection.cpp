@@ -112,8 +112,9 @@ void Connection::send(Outgoing&& frame, Session* owner) {
       if (frame.busy != nullptr) frame.busy->store(false, std::memory_order_release);
       return;
     }
+    const FrameKind kind = frame.header.kind;
     const bool may_drop =
-        frame.header.kind == FrameKind::call || frame.header.kind == FrameKind::inquire;
+        kind == FrameKind::call || kind == FrameKind::inquire || kind == FrameKind::abort;
     if (may_drop && queue_.size() > kLongQueue) return;
     if (owner != nullptr) frame.owner = owner->shared_from_this();
     waits = queue_.empty();
@@ -157,6 +158,10 @@ std::optional<std::string> Connection::read_some(Link& link, bool& came) {
     }
   } catch (const Error& error) {
     return concat("it broke the protocol: ", error.what());
+  } catch (const std::exception& error) {
+    // No memory, say. In the middle of a frame there is no way on; and nobody above this thread
+    // could catch it.
+    return concat("reading what it sent failed: ", error.what());
   }
   return std::nullopt;
 }
@@ -264,7 +269,9 @@ void Connection::shut() {
 }
 
 void Connection::close() {
-  std::deque<Outgoing> unsent;  // its owners are let go when no lock is held
+  // Let go when no lock is held.
+  std::deque<Outgoing> unsent;
+  std::shared_ptr<Session> last_read;
   const std::scoped_lock lock(rx_mutex_, tx_mutex_);
   if (closed_.exchange(true, std::memory_order_relaxed)) return;
   {
@@ -274,6 +281,7 @@ void Connection::close() {
   }
   ended_.store(true, std::memory_order_release);
   broken_ = true;
+  last_read = reader_.let_go();
   unsent.swap(queue_);
   for (const Outgoing& frame : unsent) {
     if (frame.busy != nullptr) frame.busy->store(false, std::memory_order_release);

@@ -19,8 +19,8 @@ int Descriptors::open(const std::function<int()>& make) {
 
 void Descriptors::close(int fd) {
   const std::lock_guard lock(mutex_);
-  open_.erase(fd);
-  ::close(fd);
+  // Not there: closed for a forked child already, in which the number may be another file's by now.
+  if (open_.erase(fd) != 0) ::close(fd);
 }
 
 void Descriptors::after_fork_child() {

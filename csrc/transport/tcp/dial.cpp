@@ -18,6 +18,8 @@ constexpr Nanoseconds kConnectPatience = std::chrono::seconds(10);
 constexpr Nanoseconds kWelcomePatience = std::chrono::seconds(5);
 constexpr Nanoseconds kFirstPause = std::chrono::milliseconds(5);
 constexpr Nanoseconds kLongestPause = std::chrono::milliseconds(500);
+// A proxy that is still starting may refuse for a while.
+constexpr Nanoseconds kRefusedPatience = std::chrono::seconds(5);
 
 // Packets leave through that interface, whatever the routes say. Best effort: it needs a kernel
 // that lets everyone do so, and a single name.
@@ -57,7 +59,20 @@ Dial::Dial(const Description& mine, const Description& theirs, std::shared_ptr<D
       table_(std::move(table)),
       buffer_(buffer),
       candidates_(candidates(mine, theirs)),
-      outcomes_(candidates_.size(), "not tried yet") {}
+      outcomes_(candidates_.size(), "not tried yet"),
+      refused_(candidates_.size(), false) {}
+
+void Dial::note(size_t candidate, const std::string& what, bool refused) {
+  outcomes_[candidate] = what;
+  refused_[candidate] = refused;
+  const bool all = std::find(refused_.begin(), refused_.end(), false) == refused_.end();
+  if (!all) refused_since_.reset();
+  if (all && !refused_since_) refused_since_ = Clock::now();
+}
+
+bool Dial::is_refused(Clock::time_point now) const {
+  return refused_since_ && now - *refused_since_ > kRefusedPatience;
+}
 
 void Dial::add_to(std::vector<pollfd>& entries) const {
   for (const Attempt& each : attempts_) {
@@ -72,17 +87,22 @@ bool Dial::begin(Attempt& attempt, Clock::time_point now) {
     return ::socket(to.address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   });
   if (!attempt.socket) {
-    note(attempt.candidate, errno_text("socket"));
+    // Peers would wait for a rank that has no descriptor for them.
+    const bool starved = errno == EMFILE || errno == ENFILE;
+    const std::string reason = errno_text("socket");
+    if (starved) fail(ErrorKind::system, "connecting to ", to_string(to), ": ", reason);
+    note(attempt.candidate, reason);
     return false;
   }
   if (!to.through.empty()) leave_through(attempt.socket.get(), to.through);
   attempt.until = now + kConnectPatience;
-  note(attempt.candidate, "no answer");
+  // A refusal stands until something else is known.
+  if (!refused_[attempt.candidate]) note(attempt.candidate, "no answer");
   if (::connect(attempt.socket.get(), to.address.get(), to.address.length()) == 0 ||
       errno == EINPROGRESS) {
     return true;
   }
-  note(attempt.candidate, errno_text("connect"));
+  note(attempt.candidate, errno_text("connect"), errno == ECONNREFUSED);
   return false;
 }
 
@@ -163,7 +183,7 @@ Dial::Outcome Dial::step(Attempt& attempt, Clock::time_point now) {
     socklen_t length = sizeof(error);
     ::getsockopt(attempt.socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
     if (error != 0) {
-      note(attempt.candidate, std::strerror(error));
+      note(attempt.candidate, std::strerror(error), error == ECONNREFUSED);
       return Outcome::failed;
     }
     attempt.connected = true;

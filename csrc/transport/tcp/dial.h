@@ -24,6 +24,11 @@ class Dial {
   Dial(const Description& mine, const Description& theirs, std::shared_ptr<Descriptors> table,
        int buffer);
 
+  // None of the peer's addresses can be tried from here.
+  bool is_hopeless() const { return candidates_.empty(); }
+  // All of them have refused for seconds. The peer listened before it told its addresses, so it has
+  // gone.
+  bool is_refused(Clock::time_point now) const;
   // What to wait for, and how long at most.
   void add_to(std::vector<pollfd>& entries) const;
   Clock::time_point due() const { return due_; }
@@ -51,14 +56,16 @@ class Dial {
   Outcome step(Attempt& attempt, Clock::time_point now);
   Outcome receive_welcome(Attempt& attempt);
   bool send_hello(Attempt& attempt);
-  void note(size_t candidate, const std::string& what) { outcomes_[candidate] = what; }
+  void note(size_t candidate, const std::string& what, bool refused = false);
 
   Description mine_;
   Description theirs_;
   std::shared_ptr<Descriptors> table_;
   int buffer_;  // of prepare_connection()
   std::vector<Candidate> candidates_;
-  std::vector<std::string> outcomes_;  // by candidate
+  std::vector<std::string> outcomes_;               // by candidate
+  std::vector<bool> refused_;                       // likewise: that was its last outcome
+  std::optional<Clock::time_point> refused_since_;  // all of them
   std::vector<Attempt> attempts_;
   std::vector<Socket> done_;
   Id link_{};

@@ -53,11 +53,19 @@ uint32_t Engine::next_number() {
 std::shared_ptr<Link> Engine::adopt(const Id& peer, Nanoseconds heartbeat,
                                     std::vector<Socket> sockets) {
   auto link = std::make_shared<Link>(*this, peer, heartbeat);
-  {
+  try {
     const std::lock_guard lock(mutex_);
     links_.push_back(link);
     // Its frames are read by the IO thread from here on: it waits for mutex_ where it needs it.
     link->start(std::move(sockets), *io_);
+  } catch (...) {
+    // epoll takes no more: a link that is half watched would hang its groups.
+    {
+      const std::lock_guard lock(mutex_);
+      std::erase(links_, link);
+    }
+    link->close();
+    throw;
   }
   care_within(heartbeat / 4);
   return link;
@@ -231,7 +239,9 @@ void Engine::close_unused(const std::vector<std::shared_ptr<Link>>& links) {
 void Engine::park(std::shared_ptr<Connection> connection) {
   {
     const std::lock_guard lock(mutex_);
-    parked_.push_back(std::move(connection));
+    // Once, though it may have been woken and parked again since the last tick.
+    const auto known = std::find(parked_.begin(), parked_.end(), connection);
+    if (known == parked_.end()) parked_.push_back(std::move(connection));
   }
   io_->tick_within(kParkTick);
 }

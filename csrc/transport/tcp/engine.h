@@ -31,6 +31,7 @@ class Engine final : public LinkOwner {
   const std::shared_ptr<Descriptors>& table() const { return table_; }
   int buffer() const { return buffer_; }
   uint16_t port() const { return acceptor_->port(); }
+  Starvation starvation() const { return acceptor_->starvation(); }
 
   uint32_t next_number();
 

@@ -46,6 +46,10 @@ FrameReader::Result FrameReader::read(int socket, Link& link) {
   return all ? Result::all : Result::some;
 }
 
+std::shared_ptr<Session> FrameReader::let_go() {
+  return std::move(session_);
+}
+
 bool FrameReader::take_plain(void* to, size_t bytes) {
   if (end_ - begin_ < bytes) return false;
   std::memcpy(to, staged_.data() + begin_, bytes);
