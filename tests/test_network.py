@@ -22,6 +22,8 @@ from pool import communicator_ranks, run_ranks, torch_ranks
 from pycoll import _core
 from test_faults import PROMPTLY, addresses, error_of
 
+TRANSPORTS = [name for name, _, reason in _core.try_transports() if not reason]
+
 # ---- Descriptors ----
 
 
@@ -70,17 +72,18 @@ class LastRecordStore(pycoll.FileStore):
         return value
 
 
-def too_few_descriptors(rank, world_size, directory):
+def too_few_descriptors(rank, world_size, directory, transport):
     store = (LastRecordStore if rank == 0 else pycoll.FileStore)(directory)
     LastRecordStore.last = f"rank/{world_size - 1}"
-    options = {"PYCOLL_CONNECT_TIMEOUT": "20", "PYCOLL_TRANSPORT": "shm"}
+    options = {"PYCOLL_CONNECT_TIMEOUT": "20", "PYCOLL_TRANSPORT": transport}
     start = time.monotonic()
     kind, text, _ = error_of(lambda: pycoll.Communicator(store, rank, world_size, options=options))
     return kind, text, time.monotonic() - start
 
 
-def test_too_few_descriptors_are_named():
-    results = run_ranks(6, too_few_descriptors, timeout=60)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_too_few_descriptors_are_named(transport):
+    results = run_ranks(6, too_few_descriptors, transport, timeout=60)
     assert "ulimit -n" in results[0].value[1], results[0].value
     assert "errno 24" in results[0].value[1], results[0].value
     for result in results:
@@ -238,9 +241,6 @@ def death_with_forked_children(rank, world_size, directory, pidfds, transport, h
         # The child's copies are closed, so what it does to them cannot reach the others either.
         time.sleep(0.1)
     return kind, text, when - start
-
-
-TRANSPORTS = [name for name, _, reason in _core.try_transports() if not reason]
 
 
 @pytest.mark.parametrize("how", ["fork", "loader"])

@@ -118,7 +118,7 @@ def test_data_loader_workers_that_fork():
 
 def resources():
     with open("/proc/self/statm") as file:
-        pages = int(file.read().split()[1])
+        reserved, pages = map(int, file.read().split()[:2])
     with open("/proc/self/maps") as file:
         mappings = sum("memfd:pycoll" in line for line in file)
     return {
@@ -126,6 +126,7 @@ def resources():
         "threads": len(os.listdir("/proc/self/task")),
         "mappings": mappings,
         "megabytes": pages * 4096 / 2**20,
+        "reserved": reserved * 4096 / 2**20,  # address space
     }
 
 
@@ -146,11 +147,14 @@ def make_and_close(rank, world_size, directory, times):
     return measured
 
 
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("times", [200, pytest.param(2000, marks=pytest.mark.full)])
-def test_making_and_closing_groups_leaves_nothing(times):
-    for result in run_ranks(2, make_and_close, times, timeout=200):
+def test_making_and_closing_groups_leaves_nothing(times, transport):
+    env = {"PYCOLL_TRANSPORT": transport}
+    for result in run_ranks(2, make_and_close, times, env=env, timeout=200):
         early, late = result.value
         assert late["mappings"] == 0
+        assert late["reserved"] - early["reserved"] < 100
         assert late["descriptors"] <= early["descriptors"]
         assert late["threads"] <= early["threads"]
         assert late["megabytes"] - early["megabytes"] < 4
@@ -214,11 +218,27 @@ def idle_cpu(communicator):
     return time.monotonic() - start, time.process_time() - before
 
 
-def test_a_waiting_rank_uses_no_cpu():
-    for result in communicator_ranks(3, idle_cpu)[1:]:
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_waiting_rank_uses_no_cpu(transport):
+    for result in communicator_ranks(3, idle_cpu, env={"PYCOLL_TRANSPORT": transport})[1:]:
         waited, cpu = result.value
         assert waited > 2.5
         assert cpu < 0.03 * waited  # spinning or yielding takes all that it can get
+
+
+def waits_for_a_signal(rank, world_size, directory):
+    store = pycoll.FileStore(directory)
+    with pycoll.Communicator(store, rank, world_size) as communicator:
+        communicator.barrier()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        os.kill(os.getpid(), signal.SIGUSR1)  # a thread that does not block it would die of it
+        return signal.sigwait({signal.SIGUSR1})
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_threads_of_the_transport_take_no_signals(transport):
+    for result in run_ranks(2, waits_for_a_signal, env={"PYCOLL_TRANSPORT": transport}):
+        assert result.value == signal.SIGUSR1
 
 
 def test_closing_twice_and_using_after_close():
