@@ -1,5 +1,6 @@
 #include "core/config.h"
 
+#include <cctype>
 #include <charconv>
 #include <cstdlib>
 #include <limits>
@@ -87,7 +88,11 @@ constexpr ConfigVariable kVariables[] = {
      [](const Config& c) { return c.transport; }, true},
     {"PYCOLL_SOCKET_IFNAME",
      "network interface of this rank (eth0, say); empty takes the one that reaches the store",
-     [](Config& c, const std::string& t) { c.socket_ifname = t; },
+     [](Config& c, const std::string& t) {
+       c.socket_ifname = t;
+       // "eth0, eth1" is a list too; no interface has a space in its name.
+       std::erase_if(c.socket_ifname, [](unsigned char each) { return std::isspace(each) != 0; });
+     },
      [](const Config& c) { return c.socket_ifname; }, false},
     {"PYCOLL_TCP_CONNECTIONS", "TCP connections between two processes (1 to 16)",
      [](Config& c, const std::string& t) { c.tcp_connections = bytes_between(t, 1, 16); },

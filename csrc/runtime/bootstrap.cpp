@@ -11,8 +11,8 @@ namespace pycoll {
 namespace {
 
 constexpr std::string_view kProtocol = "2";
-// Signals are served that often.
 constexpr size_t kAllPairs = 256;  // ranks
+// Signals are served that often.
 constexpr Nanoseconds kLongestSleep = std::chrono::milliseconds(100);
 
 // A record is lines of "name value"; values have no newlines.

@@ -47,7 +47,10 @@ void MixedTransport::prepare_sleep() {
   for (const auto& part : parts_) part->prepare_sleep();
 }
 
+// The others do not sleep; but their threads look after their peers from here on, as they do for
+// one that sleeps.
 void MixedTransport::sleep(Nanoseconds at_most) {
+  for (size_t i = 1; i < parts_.size(); ++i) parts_[i]->sleep(Nanoseconds(0));
   parts_.front()->sleep(at_most);
   for (size_t i = 1; i < parts_.size(); ++i) parts_[i]->cancel_sleep();
 }
