@@ -336,9 +336,9 @@ class Communicator:
         """Sends `array` to a rank, which receives it with the same tag, dtype and size.
 
         Returns when `array` may be changed again: for small messages at once while there is room
-        for them, for large ones when the receiver has taken it. Messages with one source, destination and tag are received in the
-        order of their sends. Raises InvalidArgumentError for a destination that is the same as the
-        rank.
+        for them, for large ones when the receiver has taken it. Messages with one source,
+        destination and tag are received in the order of their sends. Raises InvalidArgumentError
+        for a destination that is the same as the rank.
         """
         check_array("send", "array", array, writable=False)
         result = self._message(Message(False, array, destination, tag, timeout), async_op)
