@@ -135,8 +135,10 @@ def opposite_orders(rank, world_size, directory, rounds):
     return sums
 
 
-def test_two_groups_connect_at_once_in_opposite_order():
-    for result in run_ranks(3, opposite_orders, 20, timeout=120):
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_two_groups_connect_at_once_in_opposite_order(transport):
+    env = {"PYCOLL_TRANSPORT": transport}
+    for result in run_ranks(3, opposite_orders, 20, env=env, timeout=120):
         assert result.value == [6.0] * 40
 
 

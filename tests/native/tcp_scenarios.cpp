@@ -7,6 +7,7 @@
 
 #include "core/random.h"
 #include "scenario.h"
+#include "transport/tcp/link.h"
 #include "transport/tcp/tcp_transport.h"
 
 namespace pycoll::stress {
@@ -300,6 +301,39 @@ void resets(const Settings& settings) {
   } while (!settings.until.passed());
 }
 
+// ---- A session that is asked for again ----
+
+struct NoOwner final : tcp::LinkOwner {
+  void on_open(const std::shared_ptr<tcp::Link>&, const tcp::OpenBody&) override {}
+  void on_opened(const std::shared_ptr<tcp::Link>&, const tcp::OpenBody&) override {}
+  void on_end(const std::shared_ptr<tcp::Link>&) override {}
+  void park(std::shared_ptr<tcp::Connection>) override {}
+};
+
+// The link over which it was asked for ends before the answer, it opens over another one, and only
+// then the first is taken apart.
+void asked_again(const Settings& /*settings*/) {
+  NoOwner owner;
+  const auto make_link = [&] {
+    return std::make_shared<tcp::Link>(owner, tcp::Id{}, std::chrono::seconds(10));
+  };
+  const auto session =
+      std::make_shared<tcp::Session>(tcp::SessionKey{"group", 0, 1}, 7, TransportGeometry{64, 2, 0},
+                                     std::make_shared<tcp::Board>());
+  auto first = make_link();
+  const auto second = make_link();
+  check(first->attach(session), "a fresh link refused a session");
+  first->close();
+  check(session->take_refusal(), "nobody told the session that its link had ended");
+  check(second->attach(session), "a fresh link refused a session");
+  session->open(second, 1);
+  first->close();
+  first.reset();
+  check(session->state() == PeerState::alive, "the end of a link ended a session of another one");
+  second->close();
+  check(session->state() == PeerState::died, "nobody told the session that its link had ended");
+}
+
 // ---- Calls and aborts ----
 
 void news(const Settings& settings) {
@@ -351,6 +385,7 @@ std::vector<Scenario> tcp_scenarios() {
       {"tcp_messages", "all pairs, both directions, short writes", messages},
       {"tcp_groups", "groups that come and go on shared links", groups},
       {"tcp_resets", "connections that break in the middle", resets},
+      {"tcp_asked_again", "a session whose first link ended before it opened", asked_again},
       {"tcp_news", "calls, stages, aborts, goodbyes", news},
   };
 }

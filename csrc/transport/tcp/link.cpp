@@ -116,7 +116,8 @@ void Link::end_sessions() {
   std::string reason;
   {
     const std::lock_guard lock(mutex_);
-    sessions = sessions_;
+    // Each is told once: it may be asked for over another link by the time this one is closed.
+    sessions.swap(sessions_);
     reason = reason_;
   }
   for (const auto& [number, session] : sessions) session->end(reason);
