@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import pycoll
 from helpers_threads import ThreadRanks
 
 TRANSPORTS = ["shm", "tcp"]
+ROOM = 16  # small messages for a rank that takes none out: four times PYCOLL_FIFO_DEPTH
 TINY_COST = 256 + 8  # credit for one float64 (runtime/messages.h)
 RUN_AHEAD = (1 << 20) // TINY_COST
 
@@ -54,6 +56,19 @@ def sum_up(communicator: pycoll.Communicator) -> None:
 @pytest.mark.parametrize("collective", [pycoll.Communicator.barrier, sum_up])
 def test_small_messages_to_a_rank_that_is_in_a_collective(pair, collective) -> None:
     pair.run(a_collective_first, collective)
+
+
+def a_rank_that_is_elsewhere(communicator: pycoll.Communicator, sent: threading.Event) -> None:
+    if communicator.rank == 0:
+        send_numbers(communicator, 0, ROOM)
+        sent.set()
+    else:
+        assert sent.wait(20), "the sends wait for a rank that computes"
+        receive_numbers(communicator, 0, ROOM)
+
+
+def test_a_few_small_messages_to_a_rank_that_is_not_in_pycoll(pair) -> None:
+    pair.run(a_rank_that_is_elsewhere, threading.Event())
 
 
 def credit_of_old_messages(communicator: pycoll.Communicator) -> None:

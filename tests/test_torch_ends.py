@@ -65,3 +65,33 @@ def waiting_callback(rank, w):
 def test_a_callback_may_wait_for_another_call_while_the_group_ends():
     (text,) = torch_ranks(2, waiting_callback, timeout=40)[0].value
     assert "Timed out" in text
+
+
+def waiting_for_a_batch(rank, w):
+    """Messages that end together; the callback of each waits for the future of all others."""
+    for _ in range(20):
+        tensors = [torch.zeros(1) for _ in range(4)]
+        dist.barrier()
+        if rank == 0:
+            for tag in range(4):
+                dist.isend(torch.full((1,), float(tag)), 1, tag=tag)
+            dist.barrier()
+            continue
+        futures = [dist.irecv(t, 0, tag=tag).get_future() for tag, t in enumerate(tensors)]
+        heard = [threading.Event() for _ in futures]
+
+        def wait_for_others(_future, mine, futures=futures, heard=heard):
+            for other in futures[:mine] + futures[mine + 1 :]:
+                other.wait()
+            heard[mine].set()
+
+        for mine in range(1, 4):
+            futures[mine].then(lambda f, mine=mine, call=wait_for_others: call(f, mine))
+        dist.barrier()
+        assert all(event.wait(10) for event in heard[1:]), "a callback does not come back"
+        assert [t.item() for t in tensors] == [0, 1, 2, 3]
+    return "done"
+
+
+def test_callbacks_of_a_batch_may_wait_for_each_other():
+    assert [r.value for r in torch_ranks(2, waiting_for_a_batch, timeout=60)] == ["done"] * 2

@@ -152,6 +152,7 @@ class Communicator {
   [[noreturn]] void report_timeout(const CollectiveOperation& operation) const;
   Operations end_group(const Death& death);
   void die(const Death& death);
+  void complete_ended(Lock& lock);
   void complete(Lock& lock, std::shared_ptr<Operation> operation);
   void start_progress_thread(Lock& lock);
   bool on_progress_thread() const;
@@ -177,7 +178,7 @@ class Communicator {
   bool begun_ = false;      // current_ is in the executor
   bool moved_cpu_ = false;  // in this operation
   bool inquired_ = false;   // in this operation
-  Operations orphans_;      // ended with the group, their callbacks not yet called
+  Operations orphans_;      // ended with the group
 
   mutable std::mutex mutex_;
   std::condition_variable work_;    // progress threads: something to drive
@@ -188,6 +189,7 @@ class Communicator {
   std::shared_ptr<CollectiveOperation> current_;
   std::deque<std::shared_ptr<MessageOperation>> posted_;  // not yet taken up
   size_t open_messages_ = 0;                              // posted and not ended
+  std::deque<std::shared_ptr<Operation>> completing_;     // ended, their callbacks not yet called
   std::atomic<bool> news_{false};  // something was submitted while a thread drives
   std::map<PlanKey, Program> plans_;
   std::map<Collective, Program> overrides_;

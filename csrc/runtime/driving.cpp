@@ -165,8 +165,9 @@ void Communicator::drive(Lock& lock, const Interrupt& interrupt) {
   for (const Ended& one : ended) retire(one);
   if (waiters_ > 0) change_.notify_all();
   keep_going(lock);
-  for (Ended& one : ended) complete(lock, std::move(one.operation));
-  for (auto& orphan : orphans) complete(lock, std::move(orphan));
+  for (Ended& one : ended) completing_.push_back(std::move(one.operation));
+  for (auto& orphan : orphans) completing_.push_back(std::move(orphan));
+  complete_ended(lock);
   if (interruption) std::rethrow_exception(interruption);
 }
 
@@ -325,17 +326,29 @@ void Communicator::keep_going(Lock& lock) {
   work_.notify_one();
 }
 
+// Another thread may take some of them: callbacks of this one wait at will.
+void Communicator::complete_ended(Lock& lock) {
+  while (!completing_.empty()) {
+    std::shared_ptr<Operation> operation = std::move(completing_.front());
+    completing_.pop_front();
+    complete(lock, std::move(operation));
+  }
+}
+
 // The operation's last reference may go here, and with it tensors, whose memory may need the GIL:
 // never under the lock.
 void Communicator::complete(Lock& lock, std::shared_ptr<Operation> operation) {
   const bool blocks_progress = operation->has_callback() && on_progress_thread();
-  if (blocks_progress) {
-    --free_progress_;
+  if (operation->has_callback()) {
+    if (blocks_progress) --free_progress_;
     try {
-      if (has_work()) start_progress_thread(lock);
+      if (has_work() || !completing_.empty()) start_progress_thread(lock);
     } catch (const std::system_error&) {
       // No more threads: the queue waits until the callback is through.
     }
+    // A callback may wait for an operation that has ended in the same pass: its own callback, which
+    // completes the future waited for, must not stand behind this one.
+    if (!completing_.empty()) work_.notify_one();
   }
   lock.unlock();
   operation->call_on_complete();
@@ -399,8 +412,11 @@ void Communicator::start_progress_thread(Lock& /*held*/) {
 void Communicator::progress_loop() {
   Lock lock(mutex_);
   while (!stopping_) {
-    if (driving_ || !has_work()) {
-      work_.wait(lock, [this] { return stopping_ || (!driving_ && has_work()); });
+    if (!completing_.empty()) {
+      complete_ended(lock);
+    } else if (driving_ || !has_work()) {
+      work_.wait(lock,
+                 [this] { return stopping_ || !completing_.empty() || (!driving_ && has_work()); });
     } else {
       drive(lock, nullptr);
     }

@@ -25,7 +25,7 @@ struct FifoPlace {
   std::byte* slot(uint32_t message) const {
     return segment + layout->slot(sender, channel, message);
   }
-  uint32_t depth() const { return layout->geometry().fifo_depth; }
+  uint32_t depth() const { return layout->depth(channel); }
 };
 
 class ShmSendEnd final : public SendEnd {

@@ -67,18 +67,24 @@ class Layout {
   Layout(int world_size, const TransportGeometry& geometry)
       : geometry_(geometry),
         slot_stride_(sizeof(SlotHeader) + geometry.slot_bytes),
-        fifo_stride_(round_up(sizeof(FifoControl) + geometry.fifo_depth * slot_stride_, kPage)),
+        fifo_stride_(fifo_bytes(depth(0))),
+        peer_stride_(fifo_stride_ * kMaxChannels + fifo_bytes(depth(kMessageChannel))),
         fifos_(round_up(sizeof(ControlBlock), kPage)),
-        windows_(fifos_ + fifo_stride_ * kFifoChannels * static_cast<size_t>(world_size)),
+        windows_(fifos_ + peer_stride_ * static_cast<size_t>(world_size)),
         bytes_(windows_ + round_up(geometry.window_bytes, kPage) * kMaxLanes * 2) {}
 
   size_t bytes() const { return bytes_; }
+  // Point-to-point messages have more slots: a rank that computes takes none out, and a small send
+  // is not to wait for that.
+  uint32_t depth(int channel) const {
+    return channel == kMessageChannel ? geometry_.fifo_depth * 4 : geometry_.fifo_depth;
+  }
   size_t fifo(int peer, int channel) const {
-    return fifos_ + fifo_stride_ * (static_cast<size_t>(peer) * kFifoChannels + channel);
+    return fifos_ + peer_stride_ * static_cast<size_t>(peer) +
+           fifo_stride_ * static_cast<size_t>(channel);
   }
   size_t slot(int peer, int channel, uint32_t message) const {
-    return fifo(peer, channel) + sizeof(FifoControl) +
-           slot_stride_ * (message % geometry_.fifo_depth);
+    return fifo(peer, channel) + sizeof(FifoControl) + slot_stride_ * (message % depth(channel));
   }
   size_t window(int lane, int parity) const {
     return windows_ +
@@ -90,9 +96,14 @@ class Layout {
   static constexpr size_t kPage = 4096;
   static constexpr size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
+  size_t fifo_bytes(uint32_t depth) const {
+    return round_up(sizeof(FifoControl) + depth * slot_stride_, kPage);
+  }
+
   TransportGeometry geometry_;
   size_t slot_stride_;
   size_t fifo_stride_;
+  size_t peer_stride_;
   size_t fifos_;
   size_t windows_;
   size_t bytes_;
