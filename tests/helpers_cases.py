@@ -175,6 +175,8 @@ def on_own_group(rank: int, w: int, seconds: float, call: Callable[[Any], Any]) 
     def made() -> Any:
         group = dist.new_group(timeout=datetime.timedelta(seconds=seconds))
         still_works(rank, w, group)
+        # An abort may overtake results: nobody ends the group before all have used it.
+        dist.barrier()
         try:
             return call(group)
         finally:

@@ -208,16 +208,16 @@ class PyCommunicator {
   void run(const PyCall& call) {
     CallRequest request = make_request(call);
     const Callers::Inside inside(*callers_);
-    const GilRelease release;
     communicator_->throw_if_dead();  // close() does not wait for callers that come later
+    const GilRelease release;
     communicator_->run(std::move(request), check_signals);
   }
   // The rank that sent the message, of a receive.
   int run_message(const PyMessage& message) {
     MessageRequest request = make_request(message);
     const Callers::Inside inside(*callers_);
-    const GilRelease release;
     communicator_->throw_if_dead();
+    const GilRelease release;
     return communicator_->run(std::move(request), check_signals)->source();
   }
   template <typename Asked>
@@ -226,10 +226,10 @@ class PyCommunicator {
     // The arrays live until the operation has ended.
     request.keep_alive = share(arrays_of(asked));
     const Callers::Inside inside(*callers_);
+    communicator_->throw_if_dead();
     std::shared_ptr<Operation> operation;
     {
       const GilRelease release;
-      communicator_->throw_if_dead();
       operation = communicator_->submit(std::move(request));
     }
     return std::make_unique<PyWork>(communicator_, std::move(operation), callers_);

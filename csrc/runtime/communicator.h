@@ -198,8 +198,8 @@ class Communicator {
   bool driving_ = false;
   bool stopping_ = false;
   std::atomic<bool> dead_{false};
-  std::exception_ptr death_;                   // why; set before dead_, guarded by mutex_
-  std::vector<std::thread> progress_;          // the first starts with the first asynchronous call
+  std::exception_ptr death_;           // why; written once, under mutex_, before dead_ is set
+  std::vector<std::thread> progress_;  // the first starts with the first asynchronous call
   std::vector<std::thread::id> progress_ids_;  // of all that were ever started
   int free_progress_ = 0;                      // those that are not in a callback
 };

@@ -32,9 +32,9 @@ Nanoseconds Communicator::until_first_deadline() const {
 }
 
 void Communicator::throw_if_dead() const {
-  if (!dead()) return;
-  const Lock lock(mutex_);
-  std::rethrow_exception(death_);
+  // Without the lock, which a caller that holds the GIL must not wait for: death_ is written once,
+  // before dead_ is set.
+  if (dead()) std::rethrow_exception(death_);
 }
 
 void Communicator::look_for_trouble() {
