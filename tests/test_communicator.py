@@ -301,6 +301,21 @@ def test_several_threads_wait_at_once():
     assert all(result.value for result in communicator_ranks(3, threads_of_one_rank))
 
 
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("before", ["", "x"])  # cut before or in the middle of a character
+def test_a_long_reason_in_any_language(transport, before):
+    group = ThreadRanks(2, {"PYCOLL_TRANSPORT": transport})
+
+    def use(communicator):
+        if communicator.rank == 1:
+            return communicator.abort(before + "ü" * 9000)
+        with pytest.raises(pycoll.AbortedError, match=f"rank 1 aborted the group: {before}üüü"):
+            communicator.barrier()
+
+    group.run(use)
+    group.close()
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("algorithm", ["one_shot", "tree"])
 def test_more_than_two_gibibytes(algorithm):

@@ -3,6 +3,7 @@
 #include <pybind11/gil_safe_call_once.h>
 
 #include <array>
+#include <string_view>
 
 #include "bind.h"
 #include "core/error.h"
@@ -71,7 +72,11 @@ void translate(std::exception_ptr pointer) {
     std::rethrow_exception(pointer);
   } catch (const Error& error) {
     const py::object& type = classes_storage.get_stored()[static_cast<size_t>(error.kind())];
-    py::set_error(type, error.what());
+    // A peer's text may be cut anywhere, also in the middle of a character.
+    const std::string_view text = error.what();
+    const auto decoded = py::reinterpret_steal<py::object>(
+        PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+    py::set_error(type, decoded);
   }
 }
 
