@@ -220,7 +220,7 @@ MUTANTS = [
         "(largest + slice - 1) / slice",
         "largest / slice",
         "the last slice of a vector is not reduced when it is not full",
-        "all_reduce/ring",
+        "all_gather/ring",
         WRONG_RESULT,
     ),
     Mutant(
@@ -265,8 +265,8 @@ MUTANTS = [
         "if (cost_of(kind, bytes) > credit) return false;",
         "",
         "a sender runs ahead of its receiver without bound",
-        "messages/run_ahead",
-        ("exceeds its credit", "more credit than it was given"),
+        "messages/bounded",
+        ("exceeds its credit", "messages without a receive were sent"),
     ),
     Mutant(
         "not_opened_again",

@@ -164,6 +164,48 @@ void run_ahead(const Settings& settings) {
   } while (!settings.until.passed());
 }
 
+// A receiver that takes messages in while it waits for another rank, and asks for none of them: the
+// sender stops at its credit.
+void bounded(const Settings& settings) {
+  uint64_t seed = settings.seed;
+  do {
+    WorldOptions options;
+    options.world_size = 3;
+    options.seed = seed++;
+    run_world(options, [](Rank& self) {
+      constexpr int kMessages = 5000;
+      constexpr int kCredit = 4096;
+      std::byte word{};
+      const auto one = [&](bool receives, int peer, int tag) {
+        MessageRequest request{.receives = receives, .peer = peer, .tag = tag};
+        request.block = {&word, 1};
+        return request;
+      };
+      if (self.rank == 0) {
+        std::vector<std::shared_ptr<Operation>> sends;
+        for (int i = 0; i < kMessages; ++i) {
+          sends.push_back(self.communicator.submit(one(false, 1, 0)));
+        }
+        const auto sent = [&] {
+          return std::count_if(sends.begin(), sends.end(), [](const auto& s) { return s->done(); });
+        };
+        const Deadline deadline = Deadline::after(std::chrono::seconds(20));
+        while (sent() < kCredit / 2 && !deadline.passed()) std::this_thread::yield();
+        std::this_thread::sleep_for(std::chrono::milliseconds(200));
+        check(sent() <= kCredit, sent(), " messages without a receive were sent");
+        self.communicator.run(one(false, 2, 0), nullptr);
+        for (const auto& send : sends) self.communicator.wait(send, std::nullopt, nullptr);
+      } else if (self.rank == 2) {
+        self.communicator.run(one(true, 0, 0), nullptr);
+        self.communicator.run(one(false, 1, 0), nullptr);
+      } else {
+        self.communicator.run(one(true, 2, 0), nullptr);
+        for (int i = 0; i < kMessages; ++i) self.communicator.run(one(true, 0, 0), nullptr);
+      }
+    });
+  } while (!settings.until.passed());
+}
+
 void any_source(const Settings& settings) {
   run_episodes(settings, [](const WorldOptions& options) {
     run_world(options, [](Rank& self) {
@@ -244,6 +286,7 @@ std::vector<Scenario> message_scenarios() {
        [](const Settings& s) { messages(s, true); }},
       {"messages/blocking", "blocking calls: everybody sends first", blocking},
       {"messages/run_ahead", "a sender beyond its credit", run_ahead},
+      {"messages/bounded", "a receiver that takes in and does not receive", bounded},
       {"messages/any_source", "receives that take from whoever comes first", any_source},
       {"messages/recheck", "a message posted just before its driver sleeps", post_recheck},
   };
