@@ -170,6 +170,52 @@ void meet(Transport& transport, const BootstrapRequest& request, Stage stage,
   }
 }
 
+// A rank that gives up while it connects cannot tell those that it has not reached, so it leaves a
+// note in the store. The job key is new with every attempt: a note of an earlier one is never read.
+class Farewell {
+ public:
+  Farewell(const BootstrapRequest& request, const std::string& job_key)
+      : request_(request), key_(concat(request.prefix, "/gave_up/", job_key)) {}
+
+  void leave(const std::string& reason) const {
+    try {
+      request_.store->set(key_, concat("rank ", request_.rank,
+                                       " gave up while the group was connecting: ", reason));
+    } catch (const std::exception&) {
+      // Why this rank gave up is the thing to tell here; the others have their deadline.
+    }
+  }
+
+  // Throws when a rank has left one. Looks at the store once a second.
+  void look() {
+    if (Clock::now() < next_look_) return;
+    next_look_ = Clock::now() + std::chrono::seconds(1);
+    const auto note = request_.store->get(key_, std::chrono::milliseconds(1));
+    if (!note) return;
+    fail(ErrorKind::peer_failed, "rank ", request_.rank, " cannot join the group: ", *note);
+  }
+
+ private:
+  const BootstrapRequest& request_;
+  std::string key_;
+  Clock::time_point next_look_ = Clock::now() + std::chrono::seconds(1);
+};
+
+std::unique_ptr<Transport> connect_all(const BootstrapRequest& request, Connector& connector,
+                                       ConnectRequest connect) {
+  Farewell farewell(request, connect.job_key);
+  connect.interrupt = [&] {
+    if (request.interrupt) request.interrupt();
+    farewell.look();
+  };
+  try {
+    return connector.connect(connect);
+  } catch (const std::exception& error) {
+    farewell.leave(error.what());
+    throw;
+  }
+}
+
 }  // namespace
 
 Agreement agree(const BootstrapRequest& request, Connector& connector, const Deadline& deadline) {
@@ -209,8 +255,7 @@ std::unique_ptr<Transport> bootstrap(const BootstrapRequest& request, Connector&
   connect.geometry = {request.config.slot_bytes, static_cast<uint32_t>(request.config.fifo_depth),
                       request.config.window_bytes};
   connect.deadline = deadline;
-  connect.interrupt = request.interrupt;
-  std::unique_ptr<Transport> transport = connector.connect(connect);
+  std::unique_ptr<Transport> transport = connect_all(request, connector, std::move(connect));
   try {
     meet(*transport, request, Stage::connected, deadline);
     // By now every rank has read every record, and no rank returns before all records are gone: the
