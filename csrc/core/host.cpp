@@ -15,21 +15,27 @@ std::string first_line(const char* path) {
   return line;
 }
 
+std::string namespace_id(const std::string& name) {
+  struct stat status {};
+  const bool known = ::stat(("/proc/self/ns/" + name).c_str(), &status) == 0;
+  return known ? std::to_string(status.st_ino) : "unknown";
+}
+
 }  // namespace
 
-std::string host_identity() {
-  std::string identity = first_line("/proc/sys/kernel/random/boot_id");
-  if (identity.empty()) {
+std::string network_identity() {
+  std::string boot = first_line("/proc/sys/kernel/random/boot_id");
+  if (boot.empty()) {
     utsname names{};
     ::uname(&names);
-    identity = names.nodename;
+    boot = names.nodename;
   }
-  for (const char* name : {"net", "mnt", "pid", "user"}) {
-    struct stat status {};
-    const std::string path = std::string("/proc/self/ns/") + name;
-    const bool known = ::stat(path.c_str(), &status) == 0;
-    identity += "/" + (known ? std::to_string(status.st_ino) : "unknown");
-  }
+  return boot + "/" + namespace_id("net");
+}
+
+std::string host_identity() {
+  std::string identity = network_identity();
+  for (const char* name : {"mnt", "pid", "user"}) identity += "/" + namespace_id(name);
   return identity;
 }
 

@@ -5,6 +5,10 @@
 
 namespace pycoll {
 
+// Boot id and network namespace: processes with the same reach each other over loopback. One word
+// of text.
+std::string network_identity();
+
 // Boot id and network, mount, pid and user namespaces: processes with the same can share memory,
 // see each other's pids and reach each other's sockets. One word of text.
 std::string host_identity();

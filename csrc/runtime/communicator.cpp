@@ -20,9 +20,9 @@ Isa choose_isa(const std::string& name) {
        " is not available on this CPU; the best is ", name_of(best_isa()));
 }
 
-uint32_t hash_name(std::string_view name) {
+uint32_t hash_text(std::string_view text) {
   uint32_t hash = 2166136261u;  // FNV-1a
-  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
   return hash;
 }
 
@@ -43,13 +43,9 @@ bool equal_blocks(const VectorView& view) {
 }
 
 uint32_t hash_lengths(const VectorView& view) {
-  uint32_t hash = 2166136261u;
-  for (const Block& block : view.blocks) {
-    for (uint64_t rest = block.count; rest != 0; rest >>= 8)
-      hash = (hash ^ (rest & 255)) * 16777619u;
-    hash = (hash ^ 256) * 16777619u;
-  }
-  return std::max(hash, 1u);
+  std::string text;
+  for (const Block& block : view.blocks) text += concat(block.count, ",");
+  return std::max(hash_text(text), 1u);
 }
 
 // What the ranks must agree on about lengths. Those of all_to_all are each pair's own affair: every
@@ -232,7 +228,7 @@ std::shared_ptr<Operation> Communicator::enqueue(Lock& held, CallRequest&& reque
   header.dtype = request.dtype;
   header.reduce_op = request.reduce_op;
   header.root = request.root;
-  header.algorithm = hash_name(algorithm.name);
+  header.algorithm = hash_text(algorithm.name);
   auto operation =
       std::make_shared<CollectiveOperation>(std::move(request), header, program, kernels, timeout);
   queue_.push_back(operation);

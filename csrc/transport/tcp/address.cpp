@@ -5,13 +5,10 @@
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <sys/stat.h>
-#include <sys/utsname.h>
 
 #include <algorithm>
 #include <charconv>
 #include <cstring>
-#include <fstream>
 #include <memory>
 #include <set>
 #include <sstream>
@@ -190,19 +187,6 @@ std::vector<InterfaceAddress> choose_addresses(const std::string& interfaces,
     });
   }
   return chosen;
-}
-
-std::string network_identity() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  if (boot.empty()) {
-    utsname names{};
-    ::uname(&names);
-    boot = names.nodename;
-  }
-  struct stat status {};
-  if (::stat("/proc/self/ns/net", &status) != 0) return boot;
-  return concat(boot, "/", status.st_ino);
 }
 
 }  // namespace pycoll::tcp

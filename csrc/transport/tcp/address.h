@@ -57,7 +57,4 @@ std::vector<InterfaceAddress> choose_addresses(const std::string& interfaces,
 // Whether `interfaces`, as above, names that one.
 bool matches(const std::string& interfaces, const std::string& name);
 
-// Processes with the same one reach each other over loopback.
-std::string network_identity();
-
 }  // namespace pycoll::tcp

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/host.h"
 #include "transport/tcp/dial.h"
 #include "transport/tcp/engine.h"
 #include "transport/tcp/tcp_transport.h"
