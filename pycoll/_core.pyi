@@ -4,6 +4,8 @@ import builtins
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 from typing_extensions import Buffer
 
 # ---- errors ----------------------------------------------------------------------------------
@@ -340,3 +342,31 @@ def try_transports() -> list[tuple[str, str, str]]:
 
 def host_identity() -> str:
     """Ranks with the same identity are on one host and share memory."""
+
+# ---- shareable memory ------------------------------------------------------------------------
+
+class Arena:
+    """Memory that peers can map; for tests. Addresses are integers, sizes bytes."""
+
+    fd: int
+    bytes: int
+    base: int
+    def __init__(self, bytes: int, *, cache_bytes: int = ..., large_pages: bool = True) -> None: ...
+    def allocate(self, bytes: int) -> int | None: ...
+    def free(self, block: int) -> None: ...
+    def offset_of(self, address: int, bytes: int) -> int | None: ...
+    def quarantine(self, offset: int, bytes: int) -> int: ...
+    def release(self, ticket: int) -> None: ...
+    def large_pages_problem(self) -> str: ...
+    def statistics(self) -> dict[str, int]: ...
+
+def process_arena() -> Arena | None:
+    """The arena of this process; None without one."""
+
+def process_arena_problem() -> str:
+    """Why there is none; empty while there is one, or nobody has asked for it."""
+
+def allocate_shareable(bytes: int) -> npt.NDArray[np.uint8] | None: ...
+def is_shareable(address: int, bytes: int) -> bool: ...
+def shareable_statistics() -> dict[str, int]:
+    """Without making an arena: zeros until there is one."""

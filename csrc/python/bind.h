@@ -10,5 +10,6 @@ void bind_errors(pybind11::module_& module);
 void bind_program(pybind11::module_& module);
 void bind_kernels(pybind11::module_& module);
 void bind_communicator(pybind11::module_& module);
+void bind_arena(pybind11::module_& module);
 
 }  // namespace pycoll

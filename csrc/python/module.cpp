@@ -6,4 +6,5 @@ PYBIND11_MODULE(_core, module) {
   pycoll::bind_program(module);
   pycoll::bind_kernels(module);
   pycoll::bind_communicator(module);
+  pycoll::bind_arena(module);
 }

@@ -1,0 +1,112 @@
+// The process's arena: made once, told about every fork() of the process, never destroyed.
+#include <pthread.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "transport/shm/arena.h"
+
+namespace pycoll::shm {
+namespace {
+
+constexpr uint64_t kMostBytes = uint64_t{64} << 30;
+constexpr uint64_t kLeastBytes = uint64_t{64} << 20;
+
+// A limit that the process has is shared with all else in it.
+uint64_t within_limit(uint64_t bytes, int resource, uint64_t share) {
+  rlimit limit{};
+  if (::getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return bytes;
+  return std::min<uint64_t>(bytes, limit.rlim_cur / share);
+}
+
+class ProcessArena {
+ public:
+  std::shared_ptr<Arena> get() {
+    // Acquire: whoever sees the pointer sees the arena behind it, and arena_ does not change again.
+    if (made_.load(std::memory_order_acquire) != nullptr) return arena_;
+    const std::lock_guard lock(mutex_);
+    if (!arena_ && problem_.empty()) make();
+    return arena_;
+  }
+
+  Arena* existing() const noexcept { return made_.load(std::memory_order_acquire); }
+
+  std::string problem() {
+    const std::lock_guard lock(mutex_);
+    return problem_;
+  }
+
+  // mutex_ is held across a fork, so there either is an arena that knows of it or none at all.
+  void before_fork() {
+    mutex_.lock();
+    if (arena_ && !is_child_) arena_->before_fork();
+  }
+  void after_fork_parent() {
+    if (arena_ && !is_child_) arena_->after_fork_parent();
+    mutex_.unlock();
+  }
+  void after_fork_child() {
+    if (arena_ && !is_child_) {
+      arena_->after_fork_child();
+      is_child_ = true;
+    }
+    mutex_.unlock();
+  }
+
+ private:
+  void make() {
+    uint64_t bytes = within_limit(kMostBytes, RLIMIT_AS, 4);
+    // Beyond RLIMIT_FSIZE the kernel would end the process with a signal.
+    bytes = within_limit(bytes, RLIMIT_FSIZE, 1);
+    for (; bytes >= kLeastBytes; bytes /= 2) {
+      try {
+        arena_ = Arena::make(bytes);
+        made_.store(arena_.get(), std::memory_order_release);
+        problem_.clear();
+        return;
+      } catch (const Error& error) {
+        problem_ = error.what();
+      }
+    }
+    if (problem_.empty()) {
+      problem_ = "the limit on address space or on the size of files (ulimit -v, -f) is too small";
+    }
+  }
+
+  std::atomic<Arena*> made_{nullptr};
+  std::mutex mutex_;
+  std::shared_ptr<Arena> arena_;
+  std::string problem_;
+  bool is_child_ = false;  // of the process that made the arena
+};
+
+ProcessArena* make_process_arena();
+
+// Made while the library is loaded: later, a fork() in another thread could miss the handlers.
+ProcessArena* const process = make_process_arena();
+
+ProcessArena* make_process_arena() {
+  // pthread_atfork, not Python's hooks: a child that C code forked writes into its parent's tensors
+  // just as well.
+  const int failed =
+      ::pthread_atfork([] { process->before_fork(); }, [] { process->after_fork_parent(); },
+                       [] { process->after_fork_child(); });
+  return failed == 0 ? new ProcessArena : nullptr;
+}
+
+}  // namespace
+
+std::shared_ptr<Arena> process_arena() {
+  return process != nullptr ? process->get() : nullptr;
+}
+
+Arena* existing_process_arena() noexcept {
+  return process != nullptr ? process->existing() : nullptr;
+}
+
+std::string process_arena_problem() {
+  return process != nullptr ? process->problem() : "pthread_atfork: no memory";
+}
+
+}  // namespace pycoll::shm
