@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from pycoll.communicator import Communicator, Work
+    from pycoll.options import Options
     from pycoll.store import FileStore
 
 __version__ = "0.1.0"
@@ -35,6 +36,7 @@ __all__ = [
     "InvalidArgumentError",
     "MismatchError",
     "OperatingSystemError",
+    "Options",
     "PeerError",
     "TimeoutError",
     "UnsupportedError",
@@ -42,7 +44,12 @@ __all__ = [
     "__version__",
 ]
 
-_HOMES = {"Communicator": "communicator", "Work": "communicator", "FileStore": "store"}
+_HOMES = {
+    "Communicator": "communicator",
+    "Work": "communicator",
+    "FileStore": "store",
+    "Options": "options",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -184,12 +184,25 @@ def build_programs(
     `hosts`: the host of each rank, numbered by first appearance; empty: all on one.
     """
 
+# Collective, algorithm, from, to (bytes), least and most ranks, transport, several hosts.
+TableRow = tuple[str, str, int, int, int, int, str, bool | None]
+
 def select_algorithm(
-    collective: str, bytes: int, *, has_window: bool, several_hosts: bool, rules: str = ""
+    collective: str,
+    bytes: int,
+    *,
+    has_window: bool,
+    several_hosts: bool,
+    rules: str = "",
+    table: Sequence[TableRow] = (),
+    ranks: int = 2,
+    transport: str = "shm",
+    determinism: str = "",
 ) -> str:
     """The name of the algorithm that a call of that size would use.
 
-    `has_window`: all ranks can read each other's memory; `rules`: as in PYCOLL_ALGO.
+    `has_window`: all ranks can read each other's memory; `rules`: as in PYCOLL_ALGO; `determinism`
+    as in PYCOLL_DETERMINISM, empty for the default.
     """
 
 def validate(program: Program) -> None:
@@ -318,7 +331,8 @@ class CommunicatorCore:
         world_size: int,
         prefix: str,
         timeout: float,
-        options: dict[str, str],
+        variables: dict[str, str],
+        table: Sequence[TableRow],
     ) -> None: ...
     def run(self, call: Call) -> None: ...
     def submit(self, call: Call) -> WorkCore: ...
@@ -334,11 +348,23 @@ class CommunicatorCore:
     def override_program(self, program: Program) -> None:
         """Runs `program` for every later call of its collective: for tests of the prover."""
 
+def check_variable(name: str, value: str) -> None:
+    """Raises InvalidArgumentError when a PYCOLL_* variable cannot have this value."""
+
 def config_variables() -> list[tuple[str, str, str, str, bool]]:
     """Rows (name, value in force, default, help, must be equal on all ranks)."""
 
 def try_transports() -> list[tuple[str, str, str]]:
     """Rows (name, what it is, why this process cannot use it; empty when it can), best first."""
+
+def available_cpus(root: str = "/") -> int:
+    """CPUs that the calling thread may use, by affinity mask and cgroup quota; at least 1.
+
+    `root` stands for the file system's root.
+    """
+
+def cgroup_cpus(root: str = "/") -> float | None:
+    """The tightest quota of this process's control groups in CPUs; None without one."""
 
 def host_identity() -> str:
     """Ranks with the same identity are on one host and share memory."""

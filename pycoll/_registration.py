@@ -13,17 +13,22 @@ def create(options: Any, backend_options: Any) -> Any:
     """Makes the c10d backend of one process group.
 
     `options` is torch's DistributedBackendOptions, `backend_options` what the caller gave as
-    `pg_options` (None for the defaults). Raises ImportError when there is no native module for the
-    running torch, and the errors of `pycoll` when the ranks do not find each other.
+    `pg_options`: `pycoll.Options`, or None for the defaults. Raises ImportError when there is no
+    native module for the running torch, `InvalidArgumentError` for options of another kind, and the
+    errors of `pycoll` when the ranks do not find each other.
     """
     from pycoll import _native
+    from pycoll.options import Options
 
-    return _native.load().create_backend(
+    native = _native.load()
+    variables, table = Options.of(backend_options).resolve()
+    return native.create_backend(
         options.store,
         options.group_rank,
         options.group_size,
         options.timeout,
         options.group_id,
         list(options.global_ranks_in_group),  # empty for the default group: all ranks
-        backend_options,
+        variables,
+        table,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Literal, overload
 
@@ -18,6 +19,7 @@ from pycoll._arrays import (
 )
 from pycoll._calls import Call, Message
 from pycoll._store_adapter import adapt_store
+from pycoll.options import Options
 
 __all__ = ["Communicator", "Work"]
 
@@ -58,7 +60,8 @@ class Communicator:
         name: tells groups that share a store apart; the same on every rank of the group.
         timeout: seconds after which an operation that does not finish raises `TimeoutError`. They
             count from when it is its turn: operations of a group run one after the other.
-        options: PYCOLL_* variables for this group alone: ``{"PYCOLL_ALGO": "all_reduce=ring"}``.
+        options: `pycoll.Options`, or a dict of PYCOLL_* variables for this group alone:
+            ``{"PYCOLL_ALGO": "all_reduce=ring"}``.
 
     Arrays are NumPy arrays of any shape and strides (also negative ones, no elements, no
     dimensions) of bool, int8 to int64, uint8 to uint64, float16/32/64, complex64/128 and, of the
@@ -92,12 +95,13 @@ class Communicator:
         *,
         name: str = "world",
         timeout: float = 1800.0,
-        options: dict[str, str] | None = None,
+        options: Options | Mapping[str, str] | None = None,
     ) -> None:
         if not 0 <= rank < world_size:
             raise _core.InvalidArgumentError(
                 f"rank {rank} is not between 0 and world_size - 1 = {world_size - 1}"
             )
+        variables, table = Options.of(options).resolve()
         self.rank = rank
         self.world_size = world_size
         self._core = _core.CommunicatorCore(
@@ -106,7 +110,8 @@ class Communicator:
             world_size=world_size,
             prefix=f"pycoll/{name}",
             timeout=timeout,
-            options=options or {},
+            variables=variables,
+            table=table,
         )
         # Also at exit, before the interpreter ends threads that still carry operations.
         weakref.finalize(self, self._core.close)

@@ -250,19 +250,6 @@ def test_the_interface_that_reaches_the_master_is_chosen(monkeypatch):
     assert "MASTER_ADDR=no.such.host.invalid" in choice.reason
 
 
-def test_cgroup_quotas_are_read_in_both_versions(tmp_path):
-    (tmp_path / "self").write_text("0::/a/b\n3:cpu,cpuacct:/c\n2:memory:/d\n")
-    assert machine.cgroup_cpus(tmp_path, str(tmp_path / "self")) is None
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    (tmp_path / "a" / "cpu.max").write_text("150000 100000\n")
-    (tmp_path / "a" / "b" / "cpu.max").write_text("max 100000\n")
-    assert machine.cgroup_cpus(tmp_path, str(tmp_path / "self")) == 1.5
-    (tmp_path / "cpu" / "c").mkdir(parents=True)
-    (tmp_path / "cpu" / "c" / "cpu.cfs_quota_us").write_text("50000\n")
-    (tmp_path / "cpu" / "c" / "cpu.cfs_period_us").write_text("100000\n")
-    assert machine.cgroup_cpus(tmp_path, str(tmp_path / "self")) == 0.5
-
-
 def test_the_command_is_a_module_and_imports_no_plotting():
     code = (
         "import sys, pycoll.cli\n"

@@ -73,13 +73,13 @@ def test_the_algorithms_that_exist() -> None:
     assert names == {
         "all_reduce": [
             *("ring", "tree", "recursive_doubling", "halving_doubling", "hierarchical"),
-            *("one_shot", "two_shot"),
+            *("one_shot", "two_shot", "chain"),
         ],
         "all_gather": ["ring", "recursive_doubling", "direct", "one_shot"],
-        "reduce_scatter": ["ring", "recursive_halving", "direct", "one_shot"],
+        "reduce_scatter": ["ring", "recursive_halving", "direct", "one_shot", "chain"],
         "broadcast": ["tree", "ring", "direct", "one_shot"],
         "barrier": ["recursive_doubling", "ring", "direct", "one_shot"],
-        "reduce": ["tree", "ring", "direct", "one_shot"],
+        "reduce": ["tree", "ring", "direct", "one_shot", "chain"],
         "gather": ["direct", "ring", "one_shot"],
         "scatter": ["direct", "ring", "one_shot"],
         "all_to_all": ["direct"],

@@ -50,11 +50,29 @@ uint64_t power_of_two(uint64_t value) {
   return value;
 }
 
+Determinism parse_determinism(const std::string& text) {
+  for (int i = 0; i < static_cast<int>(Determinism::kCount); ++i) {
+    if (name_of(static_cast<Determinism>(i)) == text) return static_cast<Determinism>(i);
+  }
+  fail(ErrorKind::invalid_argument, "'", text, "' is not ranks, run or algorithm");
+}
+
 constexpr ConfigVariable kVariables[] = {
     {"PYCOLL_ALGO",
      "algorithm by size, e.g. all_reduce=recursive_doubling:0-8k,ring:8k-max;broadcast=tree",
      [](Config& c, const std::string& t) { c.algo = t; }, [](const Config& c) { return c.algo; },
      true},
+    // Ranks may read it from different places: its rules are what must agree
+    // (runtime/bootstrap.cpp).
+    {"PYCOLL_TABLE",
+     "file of measured rules, as `pycoll tune` writes it; empty: built-in ones only",
+     [](Config& c, const std::string& t) { c.table_file = t; },
+     [](const Config& c) { return c.table_file; }, false},
+    {"PYCOLL_DETERMINISM",
+     "results have the same bits: on all ranks (ranks), and in every run (run), and with every "
+     "table, transport and memory (algorithm)",
+     [](Config& c, const std::string& t) { c.determinism = parse_determinism(t); },
+     [](const Config& c) { return std::string(name_of(c.determinism)); }, true},
     {"PYCOLL_SLOT_BYTES", "payload of one message at most, a multiple of 64 (64 to 16M)",
      [](Config& c, const std::string& t) {
        c.slot_bytes = whole_lines(bytes_between(t, 64, 16 << 20));
@@ -106,6 +124,11 @@ constexpr ConfigVariable kVariables[] = {
 };
 
 }  // namespace
+
+std::string_view name_of(Determinism level) {
+  constexpr std::string_view kNames[] = {"ranks", "run", "algorithm"};
+  return kNames[static_cast<size_t>(level)];
+}
 
 std::span<const ConfigVariable> config_variables() {
   return kVariables;

@@ -12,9 +12,21 @@
 
 namespace pycoll {
 
+// What a group promises about the bits of its results, each including those before it
+// (docs/semantics.md has them in full).
+enum class Determinism : uint8_t {
+  ranks,      // the same on every rank
+  run,        // and in every run with the same settings
+  algorithm,  // and with any settings: contributions are combined in the order of ranks
+  kCount,
+};
+std::string_view name_of(Determinism level);
+
 struct Config {
-  std::string algo;  // PYCOLL_ALGO: which algorithm for which size (runtime/selector.h)
-  uint64_t slot_bytes = 1 << 17;    // PYCOLL_SLOT_BYTES: payload of one message at most
+  std::string algo;        // PYCOLL_ALGO: which algorithm for which size (runtime/selector.h)
+  std::string table_file;  // PYCOLL_TABLE: read by the Python layer (pycoll/selection.py)
+  Determinism determinism = Determinism::run;  // PYCOLL_DETERMINISM
+  uint64_t slot_bytes = 1 << 17;               // PYCOLL_SLOT_BYTES: payload of one message at most
   uint64_t fifo_depth = 4;          // PYCOLL_FIFO_DEPTH: messages in flight between two ranks
   uint64_t window_bytes = 1 << 19;  // PYCOLL_WINDOW_BYTES: one buffer of directly read memory
   int64_t spin_us = -1;             // PYCOLL_SPIN_US: -1 chooses by ranks and CPUs

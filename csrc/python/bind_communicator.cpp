@@ -10,10 +10,12 @@
 #include <vector>
 
 #include "bind.h"
+#include "core/cpus.h"
 #include "core/error.h"
 #include "core/host.h"
 #include "fork_hooks.h"
 #include "gil.h"
+#include "group_options.h"
 #include "runtime/communicator.h"
 #include "transport/network.h"
 
@@ -190,11 +192,12 @@ class PyWork {
 class PyCommunicator {
  public:
   PyCommunicator(py::object store, int rank, int world_size, const std::string& prefix,
-                 double timeout, const std::map<std::string, std::string>& options,
+                 double timeout, const Variables& variables, const std::vector<TableRow>& table,
                  NetworkRegistry& networks) {
     PythonStore adapter(std::move(store));
-    BootstrapRequest request{&adapter, prefix, rank, world_size, Config::from_env(), check_signals};
-    apply(options, request.config);
+    BootstrapRequest request{&adapter,           prefix,        rank,           world_size,
+                             Config::from_env(), check_signals, rules_of(table)};
+    apply_variables(variables, request.config);
     const GilRelease release;
     communicator_ = Communicator::make(request, networks.network_for(prefix, request.config),
                                        from_seconds(timeout));
@@ -242,18 +245,6 @@ class PyCommunicator {
   Communicator& core() const { return *communicator_; }
 
  private:
-  static void apply(const std::map<std::string, std::string>& options, Config& config) {
-    for (const auto& [name, value] : options) {
-      bool known = false;
-      for (const ConfigVariable& variable : config_variables()) {
-        if (variable.name != name) continue;
-        variable.parse(config, value);
-        known = true;
-      }
-      if (!known) fail(ErrorKind::invalid_argument, "'", name, "' is no variable of pycoll");
-    }
-  }
-
   std::shared_ptr<Communicator> communicator_;
   std::shared_ptr<Callers> callers_ = std::make_shared<Callers>();
 };
@@ -331,14 +322,14 @@ void bind_groups(py::module_& m) {
   const py::call_guard<GilRelease> without_gil;
 
   py::class_<PyCommunicator>(m, "CommunicatorCore")
-      .def(
-          py::init([networks](py::object store, int rank, int world_size, const std::string& prefix,
-                              double timeout, const std::map<std::string, std::string>& options) {
-            return std::make_unique<PyCommunicator>(std::move(store), rank, world_size, prefix,
-                                                    timeout, options, *networks);
-          }),
-          py::kw_only(), py::arg("store"), py::arg("rank"), py::arg("world_size"),
-          py::arg("prefix"), py::arg("timeout"), py::arg("options"))
+      .def(py::init([networks](py::object store, int rank, int world_size,
+                               const std::string& prefix, double timeout,
+                               const Variables& variables, const std::vector<TableRow>& table) {
+             return std::make_unique<PyCommunicator>(std::move(store), rank, world_size, prefix,
+                                                     timeout, variables, table, *networks);
+           }),
+           py::kw_only(), py::arg("store"), py::arg("rank"), py::arg("world_size"),
+           py::arg("prefix"), py::arg("timeout"), py::arg("variables"), py::arg("table"))
       .def("run", &PyCommunicator::run)
       .def("submit", &PyCommunicator::submit<PyCall>)
       .def("run_message", &PyCommunicator::run_message)
@@ -367,10 +358,25 @@ void bind_groups(py::module_& m) {
 void bind_communicator(py::module_& m) {
   bind_calls(m);
   bind_groups(m);
+  m.def(
+      "check_variable",
+      [](const std::string& name, const std::string& value) {
+        Config config;
+        apply_variables({{name, value}}, config);
+        parse_selection(config.algo);
+      },
+      py::arg("name"), py::arg("value"),
+      "Raises InvalidArgumentError when a PYCOLL_* variable cannot have this value.");
   m.def("config_variables", &show_config,
         "Rows (name, value in force, default, help, must be equal on all ranks).");
   m.def("try_transports", &try_transports,
         "Rows (name, what it is, why this process cannot use it; empty when it can), best first.");
+  m.def(
+      "available_cpus", [](const std::string& root) { return available_cpus(root); },
+      py::arg("root") = "/", "CPUs that this thread may use, by affinity mask and cgroup quota.");
+  m.def(
+      "cgroup_cpus", [](const std::string& root) { return cgroup_cpus(root); },
+      py::arg("root") = "/", "The tightest quota in CPUs; None without one.");
   m.def("host_identity", &host_identity,
         "Ranks with the same identity are on one host and share memory.");
 }

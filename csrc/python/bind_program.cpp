@@ -9,6 +9,7 @@
 #include "bind.h"
 #include "core/dtype.h"
 #include "core/error.h"
+#include "group_options.h"
 #include "program/algorithm.h"
 #include "program/check.h"
 #include "program/trace.h"
@@ -91,10 +92,32 @@ std::vector<Program> build_programs(const std::string& collective, const std::st
   return programs;
 }
 
-std::string select_algorithm(const std::string& collective, uint64_t bytes, bool has_window,
-                             bool several_hosts, const std::string& rules) {
-  const SelectionInput input{collective_from(collective), bytes, has_window, several_hosts};
-  return std::string(Selector(rules).select(input).name);
+// A communicator's choice without a communicator: for tests and `pycoll tune --check`.
+struct Situation {
+  std::string transport;
+  bool has_window;
+  bool several_hosts;
+  int32_t ranks;
+  std::string rules;
+  std::vector<TableRow> table;
+  std::string determinism;
+};
+
+std::string select_algorithm(const std::string& collective, uint64_t bytes,
+                             const Situation& where) {
+  Config config;
+  if (!where.determinism.empty()) {
+    apply_variables({{"PYCOLL_DETERMINISM", where.determinism}}, config);
+  }
+  const Selector selector({where.rules, rules_of(where.table), config.determinism, where.ranks});
+  return std::string(selector
+                         .select({.collective = collective_from(collective),
+                                  .bytes = bytes,
+                                  .ranks = where.ranks,
+                                  .transport = where.transport,
+                                  .has_window = where.has_window,
+                                  .several_hosts = where.several_hosts})
+                         .name);
 }
 
 Trace trace_named(const std::vector<Program>& programs,
@@ -198,9 +221,19 @@ void bind_programs(py::module_& m) {
   m.def("algorithms", &algorithms_of, arg("collective"), "The algorithms of a collective.");
   m.def("build_programs", &build_programs, arg("collective"), arg("algorithm"), arg("world_size"),
         arg("root") = 0, arg("hosts") = std::vector<int32_t>{}, "One Program a rank.");
-  m.def("select_algorithm", &select_algorithm, arg("collective"), arg("bytes"), py::kw_only(),
-        arg("has_window"), arg("several_hosts"), arg("rules") = "",
-        "The name of the algorithm that a call of that size would use.");
+  m.def(
+      "select_algorithm",
+      [](const std::string& collective, uint64_t bytes, bool has_window, bool several_hosts,
+         const std::string& rules, const std::vector<TableRow>& table, int32_t ranks,
+         const std::string& transport, const std::string& determinism) {
+        return select_algorithm(
+            collective, bytes,
+            {transport, has_window, several_hosts, ranks, rules, table, determinism});
+      },
+      arg("collective"), arg("bytes"), py::kw_only(), arg("has_window"), arg("several_hosts"),
+      arg("rules") = "", arg("table") = std::vector<TableRow>(), arg("ranks") = 2,
+      arg("transport") = "shm", arg("determinism") = "",
+      "The name of the algorithm that a call of that size would use.");
   m.def("validate", &validate, arg("program"), "Raises InvalidArgumentError for unsafe Programs.");
   m.def(
       "chunk_range",

@@ -41,6 +41,7 @@ Record my_record(const BootstrapRequest& request, Connector& connector) {
   for (const ConfigVariable& variable : config_variables()) {
     if (variable.agreed) record[std::string(variable.name)] = variable.show(request.config);
   }
+  record["PYCOLL_TABLE"] = fingerprint_of(request.table);
   record["host"] = host_identity();
   record["transport"] = connector.describe(request.config);
   if (request.rank == 0) record["job_key"] = random_name();

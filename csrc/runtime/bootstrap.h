@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "core/config.h"
+#include "runtime/selector.h"
 #include "runtime/store.h"
 #include "transport/transport.h"
 
@@ -19,6 +20,7 @@ struct BootstrapRequest {
   Config config;
   // Called now and then while waiting; may throw (a signal, say).
   std::function<void()> interrupt;
+  std::vector<SelectionRule> table;  // between PYCOLL_ALGO and the built-in rules
 };
 
 // What all ranks agreed on.

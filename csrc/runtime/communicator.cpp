@@ -99,7 +99,7 @@ Communicator::Communicator(const BootstrapRequest& request, std::shared_ptr<Conn
       config_(request.config),
       owner_pid_(::getpid()),
       timeout_(timeout),
-      selector_(config_.algo),
+      selector_({config_.algo, request.table, config_.determinism, world_size_}),
       isa_(choose_isa(config_.isa)),
       connector_(std::move(connector)),
       transport_(bootstrap(request, *connector_, hosts_)),
@@ -154,22 +154,31 @@ void Communicator::check_owner() const {
        ": this process was forked after the group was made. Make a group of its own in the child");
 }
 
+SelectionInput Communicator::selection_input(Collective collective, uint64_t bytes) const {
+  return {.collective = collective,
+          .bytes = bytes,
+          .ranks = world_size_,
+          .transport = transport_->name(),
+          .has_window = transport_->window() != nullptr,
+          .several_hosts = on_several_hosts(hosts_),
+          .fifo_depth = config_.fifo_depth};
+}
+
 const Algorithm& Communicator::algorithm_for(Collective collective, uint64_t bytes) const {
-  return selector_.select(
-      {collective, bytes, transport_->window() != nullptr, on_several_hosts(hosts_)});
+  return selector_.select(selection_input(collective, bytes));
 }
 
 const Algorithm& Communicator::choose(const CallRequest& request) const {
   const uint64_t elements = elements_to_select_by(request, static_cast<uint64_t>(world_size_));
-  const SelectionInput input{request.collective, elements * size_of(request.dtype),
-                             transport_->window() != nullptr, on_several_hosts(hosts_)};
+  const SelectionInput input =
+      selection_input(request.collective, elements * size_of(request.dtype));
   if (request.algorithm.empty() || request.algorithm == "auto") return selector_.select(input);
   const Algorithm* algorithm = find_algorithm(request.collective, request.algorithm);
   if (algorithm == nullptr) {
     fail(ErrorKind::invalid_argument, "algorithm '", request.algorithm, "' is no algorithm of ",
          name_of(request.collective), "; there are: auto, ", algorithm_names(request.collective));
   }
-  const std::string reason = why_unusable(*algorithm, input);
+  const std::string reason = selector_.why_not(*algorithm, input);
   if (!reason.empty()) {
     fail(ErrorKind::invalid_argument, "algorithm ", request.algorithm,
          " cannot run here: ", reason);

@@ -104,6 +104,7 @@ class Communicator {
   void complete_synchronously(const std::shared_ptr<Operation>& operation,
                               const Interrupt& interrupt);
   const Program& plan(const Algorithm& algorithm, const CallRequest& request);
+  SelectionInput selection_input(Collective collective, uint64_t bytes) const;
   const Algorithm& choose(const CallRequest& request) const;
   // What runs a call that is in order.
   struct Means {

@@ -1,15 +1,13 @@
 #include "runtime/selector.h"
 
-#include <limits>
-#include <optional>
+#include <algorithm>
 
-#include "core/config.h"
 #include "core/error.h"
 
 namespace pycoll {
 namespace {
 
-constexpr uint64_t kMax = std::numeric_limits<uint64_t>::max();
+constexpr uint64_t kMax = SelectionRule::kMaxBytes;
 
 enum class Where : uint8_t { anywhere, several_hosts };
 
@@ -23,19 +21,22 @@ struct BuiltinRule {
 
 // Direct steps win at every size where memory is shared; the message forms are what is left without
 // it: few hops for small vectors, little traffic for large ones. Crossovers:
-// benchmarks/all_reduce.py --algorithms.
+// benchmarks/all_reduce.py --algorithms, `pycoll tune`. The chains are there for groups that
+// promise one order of summation.
 constexpr BuiltinRule kBuiltin[] = {
     {Collective::all_reduce, "one_shot", 0, 16 << 10},
     {Collective::all_reduce, "two_shot", 16 << 10, kMax},
     {Collective::all_reduce, "recursive_doubling", 0, 64 << 10},
     {Collective::all_reduce, "hierarchical", 64 << 10, kMax, Where::several_hosts},
     {Collective::all_reduce, "ring", 64 << 10, kMax},
+    {Collective::all_reduce, "chain", 0, kMax},
     {Collective::all_gather, "one_shot", 0, kMax},
     {Collective::all_gather, "recursive_doubling", 0, 64 << 10},
     {Collective::all_gather, "ring", 64 << 10, kMax},
     {Collective::reduce_scatter, "one_shot", 0, kMax},
     {Collective::reduce_scatter, "recursive_halving", 0, 64 << 10},
     {Collective::reduce_scatter, "ring", 64 << 10, kMax},
+    {Collective::reduce_scatter, "chain", 0, kMax},
     {Collective::broadcast, "one_shot", 0, kMax},
     {Collective::broadcast, "tree", 0, 1 << 20},
     {Collective::broadcast, "ring", 1 << 20, kMax},
@@ -44,6 +45,7 @@ constexpr BuiltinRule kBuiltin[] = {
     {Collective::reduce, "one_shot", 0, kMax},
     {Collective::reduce, "tree", 0, 1 << 20},
     {Collective::reduce, "ring", 1 << 20, kMax},
+    {Collective::reduce, "chain", 0, kMax},
     {Collective::gather, "one_shot", 0, kMax},
     {Collective::gather, "direct", 0, kMax},
     {Collective::scatter, "one_shot", 0, kMax},
@@ -72,7 +74,7 @@ std::vector<std::string> split(const std::string& text, char separator) {
 }
 
 SelectionRule parse_rule(Collective collective, const std::string& text) {
-  SelectionRule rule{collective, text, 0, kMax, false};
+  SelectionRule rule{.collective = collective, .algorithm = text};
   const auto colon = text.find(':');
   if (colon != std::string::npos) {
     rule.algorithm = text.substr(0, colon);
@@ -100,6 +102,23 @@ SelectionRule parse_rule(Collective collective, const std::string& text) {
   return rule;
 }
 
+// With two ranks there is one sum, whose first operand is the lower rank's in both orders.
+bool in_rank_order(const Algorithm& algorithm, int32_t ranks) {
+  if (!reduces(algorithm.collective) || ranks == 1) return true;
+  ProgramRequest request;
+  request.collective = algorithm.collective;
+  request.world_size = ranks;
+  const Order order = build_program(algorithm.name, request).order;
+  return order == Order::rank_order || (order == Order::lower_first && ranks == 2);
+}
+
+bool covers(const SelectionRule& rule, const SelectionInput& input) {
+  return input.bytes >= rule.from && (input.bytes < rule.to || rule.to == kMax) &&
+         input.ranks >= rule.least_ranks && input.ranks <= rule.most_ranks &&
+         (rule.transport.empty() || rule.transport == input.transport) &&
+         rule.several_hosts.value_or(input.several_hosts) == input.several_hosts;
+}
+
 }  // namespace
 
 std::vector<SelectionRule> parse_selection(const std::string& text) {
@@ -125,35 +144,89 @@ std::vector<SelectionRule> parse_selection(const std::string& text) {
   return rules;
 }
 
+std::string fingerprint_of(const std::vector<SelectionRule>& table) {
+  if (table.empty()) return "none";
+  uint64_t hash = 14695981039346656037u;  // FNV-1a
+  for (const SelectionRule& rule : table) {
+    const int several = rule.several_hosts ? static_cast<int>(*rule.several_hosts) : 2;
+    const std::string text =
+        concat(name_of(rule.collective), ' ', rule.algorithm, ' ', rule.from, ' ', rule.to, ' ',
+               rule.least_ranks, ' ', rule.most_ranks, ' ', rule.transport, ' ', several, '\n');
+    for (const unsigned char c : text) hash = (hash ^ c) * 1099511628211u;
+  }
+  return concat(table.size(), "-rules-", std::hex, hash);
+}
+
 std::string why_unusable(const Algorithm& algorithm, const SelectionInput& input) {
   if (algorithm.needs_window && !input.has_window) {
     return "it reads peers' memory, which the transport of this group does not offer";
   }
+  if (input.fifo_depth < static_cast<uint64_t>(algorithm.min_depth)) {
+    return concat("it needs ", algorithm.min_depth, " messages in flight between two ranks, and ",
+                  "PYCOLL_FIFO_DEPTH is ", input.fifo_depth);
+  }
   return "";
 }
 
-Selector::Selector(const std::string& environment) : rules_(parse_selection(environment)) {
-  for (const BuiltinRule& rule : kBuiltin) {
-    rules_.push_back({rule.collective, std::string(rule.algorithm), rule.from, rule.to,
-                      rule.where == Where::several_hosts});
+Selector::Selector(const SelectorSettings& settings) {
+  if (settings.determinism == Determinism::algorithm) {
+    for (const Algorithm& row : algorithms()) {
+      if (!in_rank_order(row, settings.ranks)) refused_.insert(&row);
+    }
   }
+  for (SelectionRule& rule : parse_selection(settings.algo)) {
+    add(Layer::environment, std::move(rule));
+  }
+  for (const SelectionRule& rule : settings.table) add(Layer::table, rule);
+  for (const BuiltinRule& rule : kBuiltin) {
+    SelectionRule full{.collective = rule.collective,
+                       .algorithm = std::string(rule.algorithm),
+                       .from = rule.from,
+                       .to = rule.to};
+    if (rule.where == Where::several_hosts) full.several_hosts = true;
+    add(Layer::builtin, std::move(full));
+  }
+}
+
+void Selector::add(Layer layer, SelectionRule rule) {
+  const Algorithm* algorithm = find_algorithm(rule.collective, rule.algorithm);
+  if (algorithm == nullptr && rule.algorithm != "auto") {
+    fail(ErrorKind::invalid_argument, "the selection table names '", rule.algorithm,
+         "', which is no algorithm of ", name_of(rule.collective), "; there are: auto, ",
+         algorithm_names(rule.collective));
+  }
+  if (algorithm != nullptr && breaks_promise(*algorithm)) {
+    if (layer != Layer::environment) return;
+    fail(ErrorKind::invalid_argument, "PYCOLL_ALGO names ", algorithm->name, " for ",
+         name_of(rule.collective), ", but ", why_not(*algorithm, {rule.collective}));
+  }
+  rows_[static_cast<size_t>(rule.collective)].push_back({std::move(rule), algorithm, layer});
+}
+
+std::string Selector::why_not(const Algorithm& algorithm, const SelectionInput& input) const {
+  if (!breaks_promise(algorithm)) return why_unusable(algorithm, input);
+  std::string others;
+  for (const Algorithm& row : algorithms()) {
+    if (row.collective != algorithm.collective || breaks_promise(row)) continue;
+    if (!others.empty()) others += ", ";
+    others += row.name;
+  }
+  return concat("it does not combine contributions in the order of ranks, which ",
+                "PYCOLL_DETERMINISM=algorithm promises; these do: ", others);
 }
 
 const Algorithm& Selector::select(const SelectionInput& input) const {
   bool skip_environment = false;
-  const size_t builtin = rules_.size() - std::size(kBuiltin);
-  for (size_t i = 0; i < rules_.size(); ++i) {
-    const SelectionRule& rule = rules_[i];
-    if (rule.collective != input.collective) continue;
-    if (input.bytes < rule.from || (input.bytes >= rule.to && rule.to != kMax)) continue;
-    if (i < builtin && skip_environment) continue;
-    if (rule.several_hosts && !input.several_hosts) continue;
-    if (rule.algorithm == "auto") {
-      skip_environment = true;
-      continue;
+  bool skip_table = false;
+  for (const Row& row : rows_[static_cast<size_t>(input.collective)]) {
+    if (row.layer == Layer::environment && skip_environment) continue;
+    if (row.layer == Layer::table && skip_table) continue;
+    if (!covers(row.rule, input)) continue;
+    if (row.algorithm == nullptr) {
+      (row.layer == Layer::environment ? skip_environment : skip_table) = true;
+    } else if (why_unusable(*row.algorithm, input).empty()) {
+      return *row.algorithm;
     }
-    const Algorithm* algorithm = find_algorithm(rule.collective, rule.algorithm);
-    if (algorithm != nullptr && why_unusable(*algorithm, input).empty()) return *algorithm;
   }
   fail(ErrorKind::invalid_argument, "no algorithm of ", name_of(input.collective),
        " can run here; there are: ", algorithm_names(input.collective));

@@ -2,38 +2,14 @@
 
 #include <sched.h>
 
-#include <cmath>
-#include <fstream>
-#include <string>
+#include "core/cpus.h"
 
 namespace pycoll {
 namespace {
 
 constexpr int kLooksPerClock = 32;  // reading the clock costs as much as two pauses
 
-// CPUs by the cgroup's quota; 0 when there is none. cgroup v2 first, then v1.
-double cgroup_cpus() {
-  std::ifstream v2("/sys/fs/cgroup/cpu.max");
-  std::string quota;
-  double period = 0;
-  if (v2 >> quota >> period && quota != "max" && period > 0) return std::stod(quota) / period;
-  std::ifstream quota_v1("/sys/fs/cgroup/cpu/cpu.cfs_quota_us");
-  std::ifstream period_v1("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
-  double limit = 0;
-  if (quota_v1 >> limit && period_v1 >> period && limit > 0 && period > 0) return limit / period;
-  return 0;
-}
-
 }  // namespace
-
-int available_cpus() {
-  cpu_set_t mask;
-  int cpus = 1;
-  if (::sched_getaffinity(0, sizeof(mask), &mask) == 0) cpus = CPU_COUNT(&mask);
-  const double quota = cgroup_cpus();
-  if (quota > 0) cpus = std::min(cpus, static_cast<int>(std::ceil(quota)));
-  return std::max(cpus, 1);
-}
 
 WaitPolicy choose_wait_policy(int ranks_on_host, int64_t spin_us) {
   WaitPolicy policy;

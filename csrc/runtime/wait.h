@@ -44,9 +44,6 @@ class SpinBudget {
   Nanoseconds now_;
 };
 
-// CPUs this process may use: affinity mask, capped by the cgroup quota (rounded up).
-int available_cpus();
-
 // Moves the calling thread off the CPU it runs on, once, leaving its affinity mask as it was. False
 // when it may run nowhere else.
 bool move_to_another_cpu();

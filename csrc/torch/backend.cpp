@@ -71,7 +71,9 @@ std::shared_ptr<Communicator> connect(const GroupRequest& request) {
                              request.rank,
                              request.world_size,
                              Config::from_env(),
-                             request.interrupt};
+                             request.interrupt,
+                             request.table};
+  apply_variables(request.variables, bootstrap.config);
   bootstrap.config.store_host = host_of(request.store);
   return Communicator::make(bootstrap,
                             request.networks->network_for(bootstrap.prefix, bootstrap.config),

@@ -13,6 +13,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
+#include "python/group_options.h"
 #include "runtime/communicator.h"
 #include "torch/tensors.h"
 #include "torch/work.h"
@@ -30,6 +31,9 @@ struct GroupRequest {
   std::vector<uint64_t> global_ranks;
   Interrupt interrupt;
   std::shared_ptr<NetworkRegistry> networks;
+  // pycoll.Options, taken apart.
+  Variables variables;
+  std::vector<SelectionRule> table;
 };
 
 // One collective as torch called it.

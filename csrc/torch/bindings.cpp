@@ -8,6 +8,7 @@
 
 #include "python/fork_hooks.h"
 #include "python/gil.h"
+#include "python/group_options.h"
 #include "torch/backend.h"
 
 namespace py = pybind11;
@@ -45,15 +46,16 @@ using CreateBackend = c10::intrusive_ptr<Backend>(const c10::intrusive_ptr<c10d:
                                                   std::chrono::milliseconds timeout,
                                                   const std::string& group_id,
                                                   const std::vector<uint64_t>& global_ranks,
-                                                  const py::object& options);
+                                                  const Variables& variables,
+                                                  const std::vector<TableRow>& table);
 
 std::function<CreateBackend> backend_creator(std::shared_ptr<OpenGroups> groups,
                                              std::shared_ptr<NetworkRegistry> networks) {
   return [groups = std::move(groups), networks = std::move(networks)](
              const auto& store, int rank, int world_size, auto timeout, const auto& group_id,
-             const auto& global_ranks, const py::object& /*options*/) {
-    const GroupRequest request{store,    rank,         world_size,    timeout,
-                               group_id, global_ranks, check_signals, networks};
+             const auto& global_ranks, const auto& variables, const auto& table) {
+    const GroupRequest request{store,        rank,          world_size, timeout,   group_id,
+                               global_ranks, check_signals, networks,   variables, rules_of(table)};
     auto backend = c10::make_intrusive<Backend>(request);
     groups->add(backend->communicator());
     return backend;

@@ -94,40 +94,14 @@ def cpu_model() -> str:
     return os.uname().machine
 
 
-def cgroup_cpus(
-    root: Path = Path("/sys/fs/cgroup"), self_file: str = "/proc/self/cgroup"
-) -> float | None:
-    """The tightest CPU quota (in CPUs) of this process's cgroup and its parents, None without."""
-    quotas = []
-    for group in cgroup_folders(root, self_file):
-        quotas.append(read_quota(group / "cpu.max"))  # cgroup v2: "200000 100000" or "max 100000"
-        v1 = [read_quota(group / f"cpu.cfs_{part}_us") for part in ("quota", "period")]
-        if v1[0] and v1[1] and v1[0] > 0:
-            quotas.append(v1[0] / v1[1])
-    return min((q for q in quotas if q is not None), default=None)
-
-
-def cgroup_folders(root: Path, self_file: str) -> list[Path]:
-    folders = [root, root / "cpu"]
-    for line in lines_of(self_file):
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        base = root / "cpu" if controllers else root
-        parts = Path(path.lstrip("/")).parts
-        folders += [base.joinpath(*parts[:n]) for n in range(1, len(parts) + 1)]
-    return folders
-
-
-def read_quota(file: Path) -> float | None:
-    """The number in `file`; of two, their quotient; None for "max" or no such file."""
+def cgroup_cpus() -> float | None:
+    """The tightest CPU quota (in CPUs) of this process's control groups, as the core sees it: None
+    without one, or without a native core."""
     try:
-        fields = file.read_text().split()
-    except OSError:
+        from pycoll import _core
+    except ImportError:
         return None
-    if not fields or fields[0] == "max":
-        return None
-    return float(fields[0]) / float(fields[1]) if len(fields) > 1 else float(fields[0])
+    return _core.cgroup_cpus()
 
 
 def interfaces() -> dict[str, list[str]]:
