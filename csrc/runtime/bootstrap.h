@@ -20,7 +20,7 @@ struct BootstrapRequest {
   Config config;
   // Called now and then while waiting; may throw (a signal, say).
   std::function<void()> interrupt;
-  std::vector<SelectionRule> table;  // between PYCOLL_ALGO and the built-in rules
+  std::vector<SelectionRule> table{};  // between PYCOLL_ALGO and the built-in rules
 };
 
 // What all ranks agreed on.

@@ -32,8 +32,8 @@ struct GroupRequest {
   Interrupt interrupt;
   std::shared_ptr<NetworkRegistry> networks;
   // pycoll.Options, taken apart.
-  Variables variables;
-  std::vector<SelectionRule> table;
+  Variables variables{};
+  std::vector<SelectionRule> table{};
 };
 
 // One collective as torch called it.
