@@ -1,89 +1,20 @@
-"""What every benchmark here needs: sizes, statistics, and a description of the machine."""
+"""What the scripts here take from pycoll.bench."""
 
-from __future__ import annotations
+from pycoll.bench.machine import machine, machine_lines
+from pycoll.bench.units import (
+    format_size,
+    geometric_mean,
+    parse_size,
+    quantile,
+    sizes_between,
+)
 
-import math
-import os
-from collections.abc import Sequence
-
-KIB = 1024
-UNITS = {"": 1, "K": KIB, "M": KIB**2, "G": KIB**3}
-
-
-def parse_size(text: str) -> int:
-    """Bytes from "4", "64K", "256M" or "1G" (powers of 1024, as in nccl-tests).
-
-    Raises ValueError that says what a size looks like.
-    """
-    cleaned = text.strip().upper().removesuffix("B")
-    unit = cleaned[-1:] if cleaned[-1:] in "KMG" else ""
-    try:
-        size = int(cleaned.removesuffix(unit)) * UNITS[unit]
-    except ValueError:
-        raise ValueError(f"{text!r} is not a size: write 4, 64K, 256M or 1G") from None
-    if size < 1:
-        raise ValueError(f"{text!r} is not a size: it must be at least one byte")
-    return size
-
-
-def format_size(size: int) -> str:
-    """The shortest exact form: 65536 is "64K", 65537 is "65537"."""
-    for unit in "GMK":
-        if size % UNITS[unit] == 0:
-            return f"{size // UNITS[unit]}{unit}"
-    return str(size)
-
-
-def sizes_between(first: int, last: int, factor: int) -> list[int]:
-    """`first`, `first * factor`, ... up to `last`."""
-    sizes = []
-    while first <= last:
-        sizes.append(first)
-        first *= factor
-    return sizes
-
-
-def quantile(values: Sequence[float], fraction: float) -> float:
-    """Nearest rank: the smallest value that `fraction` of the values do not exceed.
-
-    With few values a high quantile is simply the largest of them.
-    """
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)]
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    return math.exp(sum(math.log(value) for value in values) / len(values))
-
-
-def machine() -> dict[str, object]:
-    """Facts that decide how far figures of two runs can be compared (mostly: not at all)."""
-    import torch
-
-    import pycoll
-    from pycoll.cli.machine import cgroup_cpus, cpu_model
-
-    return {
-        "cpu": cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
-        "quota": cgroup_cpus(),
-        # Other work on the machine shows here; the benchmark has not begun yet.
-        "load": os.getloadavg()[0],
-        "kernel": os.uname().release,
-        "torch": torch.__version__,
-        "pycoll": pycoll.__version__,
-        "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith("PYCOLL_")},
-    }
-
-
-def machine_lines(facts: dict[str, object]) -> list[str]:
-    quota = f", quota {facts['quota']:g} CPUs" if facts["quota"] else ""
-    environment = facts["environment"]
-    assert isinstance(environment, dict)
-    settings = " ".join(f"{name}={value}" for name, value in environment.items())
-    return [
-        f"machine   {facts['cpu']}, {facts['cores']} cores{quota}, Linux {facts['kernel']}, "
-        f"load {facts['load']:.1f} before the run",
-        f"versions  torch {facts['torch']}, pycoll {facts['pycoll']}"
-        + (f", with {settings}" if settings else ""),
-    ]
+__all__ = [
+    "format_size",
+    "geometric_mean",
+    "machine",
+    "machine_lines",
+    "parse_size",
+    "quantile",
+    "sizes_between",
+]
