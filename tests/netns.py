@@ -99,6 +99,20 @@ class Hosts:
                 self.run(host, f"ip addr add {address} dev {name}{extra}")
         return name
 
+    def shape(self, name: str, rate: str) -> str:
+        """Slows an interface that `join` made down to `rate` ("1gbit"), on both hosts: what each
+        sends. Returns how, as tc says it. Messages up to the burst, a millisecond's worth, pass at
+        full speed after a pause.
+        """
+        unit = {"m": 10**6, "g": 10**9}[rate[-4]]
+        burst = max(131_072, int(float(rate[:-4]) * unit / 8 / 1000))
+        for host in (0, 1):
+            self.run(
+                host,
+                f"tc qdisc replace dev {name} root tbf rate {rate} burst {burst} latency 20ms",
+            )
+        return " ".join(self.run(0, f"tc qdisc show dev {name}").split())
+
     def close(self) -> None:
         for holder in self._holders:
             holder.kill()

@@ -287,6 +287,7 @@ std::vector<Communicator::Ended> Communicator::gather_ended(Lock& lock) {
   }
   const bool died = dead();
   const bool executed = current_ && begun_ && executor_.done();
+  if (died && !executed) executor_.give_up();
   if (executed) ended.push_back({current_, nullptr});
   for (Ended& one : ended) {
     if (one.error || !one.operation->base_.finalize) continue;

@@ -37,20 +37,34 @@ void Executor::start(const ExecutorInput& input) {
   acc_size_ = input.kernels != nullptr ? size_of(input.kernels->acc) : element_;
   slice_ = slice_elements(*input.program, input.kernels, element_, geometry_);
   rounds_ = round_count(*input.program, input.input, input.output, slice_, element_);
-  lanes_.assign(input.program->lanes.size(), {});
+  flights_ = flights_of(*input.program);
+  lanes_.assign(input.program->lanes.size() * static_cast<size_t>(flights_), {});
   lanes_left_ = lanes_.size();
   const size_t acc_bytes = static_cast<size_t>(input.program->acc_chunks) * slice_ * acc_size_;
   std::byte* acc = acc_.at_least(acc_bytes * lanes_.size());
   for (size_t i = 0; i < lanes_.size(); ++i) {
     lanes_[i].acc = acc + i * acc_bytes;
-    start_lane(static_cast<int>(i));
+    start_lane(i);
   }
 }
 
-void Executor::start_lane(int index) {
-  LaneState& lane = lanes_[static_cast<size_t>(index)];
-  lane.index = index;
-  lane.lane = &in_.program->lanes[static_cast<size_t>(index)];
+// A rank that waits for the answer to its slice before it sends the next leaves the network idle
+// for a round trip each time: over one, as many rounds are under way as there are FIFOs for. A pure
+// function of what all ranks agree on: windows are there for all ranks of a group or for none.
+int Executor::flights_of(const Program& program) const {
+  if (transport_.window() != nullptr) return 1;
+  const auto most = static_cast<uint64_t>(kMaxChannels / program.channels);
+  return static_cast<int>(std::min(most, rounds_));
+}
+
+void Executor::start_lane(size_t place) {
+  LaneState& lane = lanes_[place];
+  const size_t index = place % in_.program->lanes.size();
+  const auto flight = static_cast<int>(place / in_.program->lanes.size());
+  lane.index = static_cast<int>(index);
+  lane.round = static_cast<uint64_t>(flight);
+  lane.first_channel = flight * in_.program->channels;
+  lane.lane = &in_.program->lanes[index];
   lane.history = &histories_[index];
   for (const Step& step : lane.lane->steps) {
     lane.uses_window |= step.src.space == Space::window || step.dst.space == Space::window ||
@@ -83,7 +97,7 @@ bool Executor::advance_lane(LaneState& lane) {
       if (!(this->*run)(lane, step, count)) return moved;
       moved = true;
     }
-    lane.counted = false;
+    lane.counted = lane.offered = false;
     if (++lane.step == steps.size()) finish_round(lane);
   }
   return moved;
@@ -91,7 +105,7 @@ bool Executor::advance_lane(LaneState& lane) {
 
 void Executor::finish_round(LaneState& lane) {
   if (lane.uses_window) ++lane.history->window_rounds;
-  ++lane.round;
+  lane.round += static_cast<uint64_t>(flights_);
   if (lane.round < rounds_) {
     lane.step = 0;
   } else {
@@ -112,7 +126,7 @@ std::vector<int> Executor::waiting_for() const {
           ranks.push_back(member);
         }
       }
-    } else if (traits.receives && !transport_.receiver(step.from, step.channel).peek()) {
+    } else if (traits.receives && !fifo_from(lane, step).peek()) {
       ranks.push_back(step.from);
     } else if (traits.sends) {
       ranks.push_back(step.to);
@@ -194,13 +208,16 @@ bool Executor::message_step(LaneState& lane, const Step& step, uint64_t count) {
   const StepTraits& traits = traits_of(step.kind);
   std::optional<Message> message;
   if (traits.receives) {
-    message = transport_.receiver(step.from, step.channel).peek();
-    if (!message) return false;
+    message = fifo_from(lane, step).peek();
+    if (!message) {
+      offer_place(lane, step, count);
+      return false;
+    }
     if (message->tag.fingerprint != fingerprint_of(step)) report_mismatch(step.from);
   }
   std::byte* slot = nullptr;
   if (traits.sends) {
-    slot = transport_.sender(step.to, step.channel).acquire();
+    slot = fifo_to(lane, step).acquire();
     if (slot == nullptr) return false;
   }
   if (message) check_message(*message, step, count);
@@ -208,6 +225,7 @@ bool Executor::message_step(LaneState& lane, const Step& step, uint64_t count) {
   const Slice src = traits.reads ? locate(lane, step.src) : Slice{};
   const Slice dst = traits.stores ? locate(lane, step.dst) : Slice{};
   Wire out = src.form == Operand::acc ? Wire::partial : Wire::value;
+  const std::byte* payload = slot;  // of what is sent
   if (traits.reduces) {
     const Operand received = step.wire == Wire::partial ? Operand::acc : Operand::value;
     Terms terms{message->data, src.data, received, src.form};
@@ -220,26 +238,46 @@ bool Executor::message_step(LaneState& lane, const Step& step, uint64_t count) {
     } else {
       combine_to_value(dst.data, terms, count);
     }
-    // A vector of no elements may have no address, which memcpy must not be given.
-    if (traits.stores && traits.sends && count > 0) {
-      std::memcpy(slot, dst.data, count * form_size(dst.form));
+    if (traits.stores) payload = dst.data;
+  } else {
+    payload = traits.receives ? message->data : src.data;
+    if (traits.receives) out = step.wire;
+    if (traits.stores) {
+      // A vector of no elements may have no address, which memcpy must not be given.
+      if (count > 0 && dst.data != payload) std::memcpy(dst.data, payload, count * wire_size(out));
+      payload = dst.data;
     }
-  } else if (count > 0) {
-    const std::byte* from = traits.receives ? message->data : src.data;
-    const Wire wire = traits.receives ? step.wire : out;
-    if (traits.stores) std::memcpy(dst.data, from, count * wire_size(wire));
-    if (traits.sends) std::memcpy(slot, from, count * wire_size(wire));
-    out = wire;
-  } else if (traits.receives) {
-    out = step.wire;
   }
 
-  if (traits.receives) transport_.receiver(step.from, step.channel).release();
+  // The credit for what was received rides on what is sent, unless it is the same memory.
+  const bool passed_on = message && payload == message->data;
+  if (traits.receives && !passed_on) fifo_from(lane, step).release();
   if (traits.sends) {
-    const auto bytes = static_cast<uint32_t>(count * wire_size(out));
-    transport_.sender(step.to, step.channel).publish({fingerprint_of(step), bytes, out});
+    const MessageTag tag{fingerprint_of(step), static_cast<uint32_t>(count * wire_size(out)), out};
+    SendEnd& fifo = fifo_to(lane, step);
+    payload == slot || count == 0 ? fifo.publish(tag) : fifo.send(tag, payload);
   }
+  if (passed_on) fifo_from(lane, step).release();
   return true;
+}
+
+// What is only stored may be read straight to its place. Only the first time: a lane looks often.
+void Executor::offer_place(LaneState& lane, const Step& step, uint64_t count) {
+  const StepTraits& traits = traits_of(step.kind);
+  if (lane.offered || traits.reduces || step.dst.space != Space::output || count == 0) return;
+  lane.offered = true;
+  fifo_from(lane, step)
+      .offer(
+          locate(lane, step.dst).data,
+          {fingerprint_of(step), static_cast<uint32_t>(count * wire_size(step.wire)), step.wire});
+}
+
+void Executor::give_up() {
+  for (LaneState& lane : lanes_) {
+    if (!lane.offered) continue;
+    lane.offered = false;
+    fifo_from(lane, lane.lane->steps[lane.step]).withdraw();
+  }
 }
 
 bool Executor::copy_step(LaneState& lane, const Step& step, uint64_t count) {

@@ -70,6 +70,8 @@ class Executor {
   bool done() const { return lanes_left_ == 0; }
   // The ranks whose messages, credits or arrivals the current steps need.
   std::vector<int> waiting_for() const;
+  // The operation is given up: when this returns, no transport writes into its vectors any more.
+  void give_up();
 
  private:
   struct LaneState {
@@ -78,9 +80,11 @@ class Executor {
     uint64_t round = 0;
     uint64_t count = 0;  // elements of the current step, once a step: a waiting lane looks often
     bool counted = false;
+    bool offered = false;    // its place in the output, to the transport
     size_t arrived = 0;      // members of the current barrier's group that have come
     bool announced = false;  // this rank's arrival at the current barrier
     int index = 0;
+    int first_channel = 0;  // of this flight
     std::byte* acc = nullptr;
     LaneHistory* history = nullptr;
     bool uses_window = false;
@@ -98,11 +102,13 @@ class Executor {
   using StepFunction = bool (Executor::*)(LaneState&, const Step&, uint64_t count);
   struct StepTable;
 
-  void start_lane(int index);
+  void start_lane(size_t place);
+  int flights_of(const Program& program) const;
   bool advance_lane(LaneState& lane);
   void finish_round(LaneState& lane);
 
   bool message_step(LaneState& lane, const Step& step, uint64_t count);
+  void offer_place(LaneState& lane, const Step& step, uint64_t count);
   bool copy_step(LaneState& lane, const Step& step, uint64_t count);
   bool reduce_from_step(LaneState& lane, const Step& step, uint64_t count);
   bool copy_from_step(LaneState& lane, const Step& step, uint64_t count);
@@ -114,6 +120,12 @@ class Executor {
   const std::byte* peer_window(const LaneState& lane, int peer, int chunk) const;
   int parity(const LaneState& lane) const {
     return static_cast<int>(lane.history->window_rounds & 1);
+  }
+  RecvEnd& fifo_from(const LaneState& lane, const Step& step) const {
+    return transport_.receiver(step.from, lane.first_channel + step.channel);
+  }
+  SendEnd& fifo_to(const LaneState& lane, const Step& step) const {
+    return transport_.sender(step.to, lane.first_channel + step.channel);
   }
   size_t wire_size(Wire wire) const { return wire == Wire::partial ? acc_size_ : element_; }
   size_t form_size(Operand form) const { return form == Operand::acc ? acc_size_ : element_; }
@@ -141,7 +153,11 @@ class Executor {
   size_t acc_size_ = 0;
   uint64_t slice_ = 0;  // elements
   uint64_t rounds_ = 0;
-  std::vector<LaneState> lanes_;
+  // Rounds that are under way at a time. Flight f runs rounds f, f + flights, ..., all lanes of
+  // each, over FIFOs of its own: so the order of messages in a FIFO does not depend on which flight
+  // is ahead. Rounds work on slices of their own, so flights share no memory.
+  int flights_ = 1;
+  std::vector<LaneState> lanes_;  // of all flights
   size_t lanes_left_ = 0;
   std::vector<const std::byte*> terms_;
   Scratch acc_;

@@ -147,6 +147,7 @@ Communicator::Operations Communicator::end_group(const Death& death) {
     orphans.insert(orphans.end(), posted_.begin(), posted_.end());
     posted_.clear();
     if (!driving_) {
+      executor_.give_up();
       current_.reset();
       const auto messages = messages_.give_up();
       open_messages_ -= messages.size();

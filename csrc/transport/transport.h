@@ -29,6 +29,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -51,6 +52,7 @@ struct MessageTag {
   uint32_t fingerprint = 0;  // of the operation it belongs to
   uint32_t bytes = 0;
   Wire wire = Wire::value;
+  bool operator==(const MessageTag&) const = default;
 };
 
 struct Message {
@@ -64,6 +66,12 @@ class SendEnd {
   // Room for one message, or nullptr when the FIFO is full. The same room until publish().
   virtual std::byte* acquire() = 0;
   virtual void publish(const MessageTag& tag) = 0;
+  // Instead of filling the room that acquire() has just found: a message whose payload lies
+  // elsewhere, in memory that is the caller's again when this returns.
+  virtual void send(const MessageTag& tag, const std::byte* payload) {
+    std::memcpy(acquire(), payload, tag.bytes);
+    publish(tag);
+  }
 };
 
 class RecvEnd {
@@ -72,6 +80,12 @@ class RecvEnd {
   // The oldest message, or nothing. The same one until release().
   virtual std::optional<Message> peek() = 0;
   virtual void release() = 0;
+  // A hint: while the next message is not there, its payload may be put to `to` at once if its tag
+  // is this one; peek() then gives that address. Until that message has been seen or withdraw()
+  // returns, the transport may write there. At most one offer, renewed after release().
+  virtual void offer(std::byte* /*to*/, const MessageTag& /*tag*/) {}
+  // Only for a group that is given up: a message that is on its way may be lost.
+  virtual void withdraw() {}
 };
 
 // An arrival at a barrier, as one 64-bit word, so that the flag and what it vouches for cannot be

@@ -38,6 +38,16 @@ int64_t ticks(Clock::time_point when) {
 
 }  // namespace
 
+void Outgoing::move_to_slot(size_t sent) {
+  if (slot.data == nullptr || slot.data == payload.data()) return;
+  const size_t before = sizeof(header) + (call ? sizeof(*call) : 0);
+  const size_t gone = std::min(payload.size(), sent > before ? sent - before : 0);
+  if (gone < payload.size()) {
+    std::memcpy(slot.data + gone, payload.data() + gone, payload.size() - gone);
+  }
+  payload = {slot.data, payload.size()};
+}
+
 Connection::Connection(std::weak_ptr<Link> link, Socket socket, IoThread& io)
     : link_(std::move(link)), io_(io), socket_(std::move(socket)) {}
 
@@ -47,19 +57,31 @@ Connection::~Connection() {
 
 void Connection::start() {
   const std::lock_guard lock(interest_mutex_);
-  interest_ = EPOLLIN;
+  interest_ = registered_interest_ = EPOLLIN;
   registration_ = io_.add(socket_.get(), interest_, weak_from_this());
 }
 
 void Connection::set_interest(uint32_t add, uint32_t remove) {
   const std::lock_guard lock(interest_mutex_);
-  if (registration_ == 0) return;
-  const uint32_t wanted = (interest_ | add) & ~remove;
-  if ((add & EPOLLIN) != 0) parked_.store(false, std::memory_order_relaxed);
-  if ((remove & EPOLLIN) != 0) parked_.store(true, std::memory_order_relaxed);
-  if (wanted == interest_) return;
-  interest_ = wanted;
-  io_.modify(registration_, socket_.get(), interest_);
+  interest_ = (interest_ | add) & ~remove;
+  apply_interest();
+}
+
+void Connection::set_parked(bool parked) {
+  const std::lock_guard lock(interest_mutex_);
+  parked_.store(parked, std::memory_order_relaxed);
+  apply_interest();
+}
+
+void Connection::apply_interest() {
+  const uint32_t wanted = parked_.load(std::memory_order_relaxed) ? 0 : interest_;
+  if (registration_ == 0 || wanted == registered_interest_) return;
+  registered_interest_ = wanted;
+  io_.modify(registration_, socket_.get(), wanted);
+}
+
+bool Connection::looked_at(Clock::time_point now) const {
+  return ticks(now) - last_poll_.load(std::memory_order_relaxed) < kParkTime.count();
 }
 
 bool Connection::write_some(Outgoing& frame, size_t& sent) {
@@ -102,21 +124,18 @@ void Connection::send(Outgoing&& frame, Session* owner) {
   bool waits = false;
   {
     const std::lock_guard lock(tx_mutex_);
+    if (!queue_.empty()) flush();
     size_t sent = 0;
     if (!broken_ && queue_.empty() && write_some(frame, sent)) {
-      // Release: our reads of the slot come before its reuse.
-      if (frame.busy != nullptr) frame.busy->store(false, std::memory_order_release);
-      return;
+      return frame.done();
     }
-    if (broken_) {
-      if (frame.busy != nullptr) frame.busy->store(false, std::memory_order_release);
-      return;
-    }
+    if (broken_) return frame.done();
     const FrameKind kind = frame.header.kind;
     const bool may_drop =
         kind == FrameKind::call || kind == FrameKind::inquire || kind == FrameKind::abort;
     if (may_drop && queue_.size() > kLongQueue) return;
     if (owner != nullptr) frame.owner = owner->shared_from_this();
+    frame.move_to_slot(sent);
     waits = queue_.empty();
     if (waits) sent_ = sent;
     queue_.push_back(std::move(frame));
@@ -129,10 +148,8 @@ void Connection::flush() {
   while (!queue_.empty()) {
     Outgoing& first = queue_.front();
     if (!broken_ && !write_some(first, sent_) && !broken_) return;
-    if (first.busy != nullptr) {
-      first.busy->store(false, std::memory_order_release);
-      first.owner->board().ring();  // a slot is free
-    }
+    first.done();
+    if (first.slot.busy != nullptr) first.owner->board().ring();  // a slot is free
     queue_.pop_front();
     sent_ = 0;
   }
@@ -188,18 +205,18 @@ bool Connection::poll(Link& link) {
 void Connection::on_events(uint32_t events) {
   const auto link = link_.lock();
   if (!link) return;
+  const bool last_words = (events & (EPOLLHUP | EPOLLERR)) != 0;
+  if (!last_words && looked_at(Clock::now())) {
+    set_parked(true);
+    // It may have gone to sleep meanwhile: then it has unparked before, or does so after.
+    if (looked_at(Clock::now())) return link->park(shared_from_this());
+    set_parked(false);
+  }
   if ((events & EPOLLOUT) != 0) {
     const std::lock_guard tx(tx_mutex_);
     flush();
   }
-  const bool last_words = (events & (EPOLLHUP | EPOLLERR)) != 0;
   if (!last_words && (events & EPOLLIN) == 0) return;
-  const int64_t now = ticks(Clock::now());
-  if (!last_words && now - last_poll_.load(std::memory_order_relaxed) < kParkTime.count()) {
-    set_interest(0, EPOLLIN);
-    link->park(shared_from_this());
-    return;
-  }
   std::optional<std::string> end;
   {
     const std::lock_guard rx(rx_mutex_);
@@ -229,14 +246,18 @@ void Connection::note_end(Link& link, const std::string& reason) {
 
 void Connection::rearm() {
   last_poll_.store(0, std::memory_order_relaxed);
-  if (parked_.load(std::memory_order_relaxed)) set_interest(EPOLLIN, 0);
+  set_parked(false);
+}
+
+void Connection::stop_reading(const Session& session) {
+  const std::lock_guard rx(rx_mutex_);
+  reader_.skip_payload_of(session);
 }
 
 bool Connection::unpark_when_unused() {
   if (!parked_.load(std::memory_order_relaxed)) return false;
-  const int64_t now = ticks(Clock::now());
-  if (now - last_poll_.load(std::memory_order_relaxed) < kParkTime.count()) return true;
-  set_interest(EPOLLIN, 0);
+  if (looked_at(Clock::now())) return true;
+  set_parked(false);
   return false;
 }
 
@@ -283,9 +304,7 @@ void Connection::close() {
   broken_ = true;
   last_read = reader_.let_go();
   unsent.swap(queue_);
-  for (const Outgoing& frame : unsent) {
-    if (frame.busy != nullptr) frame.busy->store(false, std::memory_order_release);
-  }
+  for (const Outgoing& frame : unsent) frame.done();
   socket_.reset();
 }
 

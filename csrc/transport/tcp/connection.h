@@ -4,7 +4,8 @@
 // finished by the IO thread, or by a driving thread that looks again. Whoever looks for messages
 // reads the socket itself; the IO thread reads when nobody looks. While somebody looks, the IO
 // thread takes its interest in the socket away ("parked"), else it would be woken by every message
-// and compete for the CPU; a driver that goes to sleep gives it back, and so does time.
+// and by all room in the send buffer, and compete for the CPU; a driver that goes to sleep gives it
+// back, and so does time.
 #pragma once
 
 #include <atomic>
@@ -28,10 +29,17 @@ class Session;
 struct Outgoing {
   FrameHeader header;
   std::optional<CallHeader> call;
-  std::span<const std::byte> payload;  // of a message, in its slot
-  std::atomic<bool>* busy = nullptr;   // cleared when the payload is with the kernel
-  std::string text;                    // the payload of everything else
-  std::shared_ptr<Session> owner;      // of payload and busy, once the frame has to wait
+  std::span<const std::byte> payload;  // of a message: the sender's until send() returns
+  SendSlot slot;
+  std::string text;                // the payload of everything else
+  std::shared_ptr<Session> owner;  // of the slot, once the frame has to wait
+
+  void done() const {
+    // Release: our reads of the slot come before its reuse.
+    if (slot.busy != nullptr) slot.busy->store(false, std::memory_order_release);
+  }
+  // The payload waits in its slot, but for what was sent of the frame.
+  void move_to_slot(size_t sent);
 };
 
 class Connection final : public IoHandler, public std::enable_shared_from_this<Connection> {
@@ -48,6 +56,7 @@ class Connection final : public IoHandler, public std::enable_shared_from_this<C
   bool poll(Link& link);
   // A driver stops looking.
   void rearm();
+  void stop_reading(const Session& session);
   // No frame of ours is on its way: the peer's kernel has acknowledged all. Also when it ended.
   bool drained();
   // The peer's host is silent for longer than that although something is due.
@@ -68,6 +77,9 @@ class Connection final : public IoHandler, public std::enable_shared_from_this<C
   bool write_some(Outgoing& frame, size_t& sent);
   std::optional<std::string> read_some(Link& link, bool& came);
   void set_interest(uint32_t add, uint32_t remove);
+  void set_parked(bool parked);
+  void apply_interest();  // under interest_mutex_
+  bool looked_at(Clock::time_point now) const;
 
   const std::weak_ptr<Link> link_;
   IoThread& io_;
@@ -87,7 +99,8 @@ class Connection final : public IoHandler, public std::enable_shared_from_this<C
   std::atomic<bool> tx_waiting_{false};  // queue_ is not empty
 
   std::mutex interest_mutex_;  // a leaf
-  uint32_t interest_ = 0;
+  uint32_t interest_ = 0;      // guarded by interest_mutex_; of a parked connection in vain
+  uint32_t registered_interest_ = 0;
 
   Socket socket_;
 };

@@ -3,6 +3,13 @@
 #include "transport/tcp/session.h"
 
 namespace pycoll::tcp {
+namespace {
+
+MessageTag tag_of(const FrameHeader& header) {
+  return {header.fingerprint, header.bytes, static_cast<Wire>(header.wire)};
+}
+
+}  // namespace
 
 bool TcpSendEnd::has_room() const {
   const uint32_t next = published_.load(std::memory_order_relaxed);
@@ -21,6 +28,10 @@ std::byte* TcpSendEnd::acquire() {
 }
 
 void TcpSendEnd::publish(const MessageTag& tag) {
+  send(tag, slots_.of(published_.load(std::memory_order_relaxed)));
+}
+
+void TcpSendEnd::send(const MessageTag& tag, const std::byte* payload) {
   const uint32_t index = published_.load(std::memory_order_relaxed);
   FrameHeader header;
   header.kind = FrameKind::data;
@@ -33,7 +44,7 @@ void TcpSendEnd::publish(const MessageTag& tag) {
   std::atomic<bool>& busy = busy_[index % slots_.depth];
   busy.store(true, std::memory_order_relaxed);
   published_.store(index + 1, std::memory_order_relaxed);
-  session_.send_message(header, slots_.of(index), &busy);
+  session_.send_message(header, payload, {slots_.of(index), &busy});
 }
 
 void TcpSendEnd::note_released(uint32_t released) {
@@ -54,7 +65,7 @@ std::optional<Message> TcpRecvEnd::look() {
   SlotState& slot = states_[next % slots_.depth];
   // Acquire: pairs with end(): tag and payload are there.
   if (slot.full.load(std::memory_order_acquire) != next + 1) return std::nullopt;
-  return Message{slots_.of(next), slot.tag};
+  return Message{slot.data, slot.tag};
 }
 
 std::optional<Message> TcpRecvEnd::peek() {
@@ -64,6 +75,8 @@ std::optional<Message> TcpRecvEnd::peek() {
 }
 
 void TcpRecvEnd::release() {
+  if (offered_ != 0) offer_.open.store(0, std::memory_order_relaxed);
+  offered_ = 0;
   // Release: our reads of the slot before whoever reads the link may overwrite it.
   released_.store(released_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
   if (++unreported_ >= std::max(slots_.depth / 2, 1u)) session_.send_credit(channel_);
@@ -72,6 +85,23 @@ void TcpRecvEnd::release() {
 uint32_t TcpRecvEnd::take_released() {
   unreported_ = 0;
   return released_.load(std::memory_order_relaxed);
+}
+
+void TcpRecvEnd::offer(std::byte* to, const MessageTag& tag) {
+  const uint32_t next = released_.load(std::memory_order_relaxed) + 1;
+  if (next == 0 || offered_ == next) return;
+  offered_ = next;
+  // Nobody reads the old ones: whoever took that message has delivered it, or never looked.
+  offer_.to = to;
+  offer_.tag = tag;
+  offer_.open.store(next, std::memory_order_release);
+}
+
+void TcpRecvEnd::withdraw() {
+  if (offered_ == 0) return;
+  offered_ = 0;
+  offer_.open.store(0, std::memory_order_relaxed);
+  session_.stop_reading();
 }
 
 std::byte* TcpRecvEnd::begin(const FrameHeader& header) {
@@ -89,12 +119,20 @@ std::byte* TcpRecvEnd::begin(const FrameHeader& header) {
   if (slot.claimed.exchange(header.index + 1, std::memory_order_relaxed) == header.index + 1) {
     fail(ErrorKind::peer_failed, "it sent message ", header.index, " twice");
   }
-  return slots_.of(header.index);
+  slot.data = slots_.of(header.index);
+  uint32_t wanted = header.index + 1;
+  // Acquire: pairs with offer(). Taken once: withdraw() may be under way.
+  if (header.bytes > 0 && wanted != 0 && offer_.open.load(std::memory_order_acquire) == wanted &&
+      tag_of(header) == offer_.tag &&
+      offer_.open.compare_exchange_strong(wanted, 0, std::memory_order_relaxed)) {
+    slot.data = offer_.to;
+  }
+  return slot.data;
 }
 
 void TcpRecvEnd::end(const FrameHeader& header) {
   SlotState& slot = states_[header.index % slots_.depth];
-  slot.tag = {header.fingerprint, header.bytes, static_cast<Wire>(header.wire)};
+  slot.tag = tag_of(header);
   slot.full.store(header.index + 1, std::memory_order_release);
 }
 

@@ -7,6 +7,8 @@
 #pragma once
 
 #include <array>
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <type_traits>
@@ -66,6 +68,12 @@ struct FrameHeader {
   uint32_t reserved = 0;
 };
 static_assert(sizeof(FrameHeader) == 32 && std::is_trivially_copyable_v<FrameHeader>);
+
+// A message's own memory, where what the kernel does not take at once waits for it.
+struct SendSlot {
+  std::byte* data = nullptr;
+  std::atomic<bool>* busy = nullptr;  // cleared when the payload is with the kernel
+};
 
 // What one group's traffic between two ranks is called, from one side.
 struct SessionKey {

@@ -46,6 +46,10 @@ FrameReader::Result FrameReader::read(int socket, Link& link) {
   return all ? Result::all : Result::some;
 }
 
+void FrameReader::skip_payload_of(const Session& session) {
+  if (is_message_ && session_.get() == &session) destination_ = nullptr;
+}
+
 std::shared_ptr<Session> FrameReader::let_go() {
   return std::move(session_);
 }

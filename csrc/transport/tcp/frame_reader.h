@@ -19,6 +19,8 @@ class FrameReader {
   // One read of the socket, and all frames that are complete by then. `all`: the socket is empty.
   // Throws Error when the peer breaks the rules. errno says why at `end`; 0: an orderly end.
   Result read(int socket, Link& link);
+  // A payload of that session that is being read goes nowhere from here on.
+  void skip_payload_of(const Session& session);
   // Nothing is read any more: gives up the session, which itself keeps the link of this reader.
   std::shared_ptr<Session> let_go();
 

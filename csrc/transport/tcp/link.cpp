@@ -80,6 +80,10 @@ void Link::rearm() {
   for (const auto& connection : connections_) connection->rearm();
 }
 
+void Link::stop_reading(const Session& session) {
+  for (const auto& connection : connections_) connection->stop_reading(session);
+}
+
 bool Link::drained() {
   for (const auto& connection : connections_) {
     if (!connection->drained()) return false;

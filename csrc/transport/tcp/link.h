@@ -52,6 +52,7 @@ class Link : public std::enable_shared_from_this<Link> {
   void send_on_all(const FrameHeader& header);
   bool poll();
   void rearm();
+  void stop_reading(const Session& session);
   bool drained();
 
   // In the IO thread, now and then.

@@ -47,12 +47,12 @@ void Session::open(std::shared_ptr<Link> link, uint32_t remote_number) {
   board_->ring();
 }
 
-void Session::send_message(FrameHeader header, const std::byte* payload, std::atomic<bool>* busy) {
+void Session::send_message(FrameHeader header, const std::byte* payload, SendSlot slot) {
   std::optional<CallHeader> call;
   if (!call_shown_) call = board_->call();
   call_shown_ = true;
   header.session = remote_number_;
-  link_->send({header, call, {payload, header.bytes}, busy, {}, nullptr}, *this);
+  link_->send({header, call, {payload, header.bytes}, slot, {}, nullptr}, *this);
 }
 
 void Session::send_control(FrameHeader header, const std::string& payload, bool with_call) {
@@ -61,7 +61,7 @@ void Session::send_control(FrameHeader header, const std::string& payload, bool 
   header.bytes = static_cast<uint32_t>(payload.size());
   std::optional<CallHeader> call;
   if (with_call) call = board_->call();
-  link_->send({header, call, {}, nullptr, payload, nullptr}, *this);
+  link_->send({header, call, {}, {}, payload, nullptr}, *this);
 }
 
 void Session::send_credit(int channel) {
@@ -97,6 +97,10 @@ void Session::poll() {
 
 void Session::rearm() {
   link_->rearm();
+}
+
+void Session::stop_reading() {
+  link_->stop_reading(*this);
 }
 
 void Session::send_abort(const std::string& reason) {

@@ -34,8 +34,8 @@ class Session : public std::enable_shared_from_this<Session> {
   // ---- The driving thread, once open ----
   TcpSendEnd& sender(int channel) { return senders_[static_cast<size_t>(channel)]; }
   TcpRecvEnd& receiver(int channel) { return receivers_[static_cast<size_t>(channel)]; }
-  // Sends a message out of its slot; `busy` is cleared when all of it is with the kernel.
-  void send_message(FrameHeader header, const std::byte* payload, std::atomic<bool>* busy);
+  // Sends a message whose payload may lie anywhere; `slot` is in use until the kernel has it all.
+  void send_message(FrameHeader header, const std::byte* payload, SendSlot slot);
   void send_credit(int channel);
   void report_credits();
   void say_ready(int stage);
@@ -45,6 +45,8 @@ class Session : public std::enable_shared_from_this<Session> {
   // Reads and writes what can be without waiting.
   void poll();
   void rearm();
+  // The group is given up: payloads that are being read go nowhere from here on.
+  void stop_reading();
 
   // ---- Any thread ----
   void send_abort(const std::string& reason);
