@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -194,3 +196,37 @@ def test_the_command_writes_a_table_that_can_be_used(tmp_path):
 def test_wrong_arguments_are_told(arguments, text, capsys):
     assert cli.main(["tune", *arguments]) == 2
     assert text in capsys.readouterr().err
+
+
+# ---- benchmarks/cliffs.py ----
+
+
+def cliffs_module():
+    folder = str(Path(__file__).parents[1] / "benchmarks")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    return importlib.import_module("cliffs")
+
+
+def test_cliffs_are_what_neighbours_do_not_predict():
+    module = cliffs_module()
+    sizes = [1000, 1250, 1562, 1953, 2441, 3052]
+    assert module.cliffs(sizes, [1, 1.2, 1.5, 1.9, 2.4, 3]) == []
+    (peak,) = module.cliffs(sizes, [1, 1, 1.6, 1, 1, 1])
+    assert (peak.size, peak.index) == (1562, 2)
+    assert peak.ratio == pytest.approx(1.6)
+    # A step up that stays: the first size behind it.
+    assert [c.size for c in module.cliffs(sizes, [1, 1, 1, 2, 2, 2])] == [1953]
+    assert module.cliffs(sizes, [1, 1, 1, 1.8, 1.8, 1.8]) == []  # 1.44 of the scaled neighbour
+    # The last one has only one neighbour.
+    assert [c.size for c in module.cliffs(sizes, [1, 1, 1, 1, 1, 2])] == [3052]
+    # A step down: the last size before it could have been faster. Being faster is no fault.
+    assert [c.size for c in module.cliffs(sizes, [9, 9, 9, 1, 1, 1])] == [1562]
+    assert module.cliffs(sizes, [2, 2, 1, 2, 2, 2])[0].index != 2
+
+
+def test_cliffs_must_be_there_twice():
+    module = cliffs_module()
+    first = [module.Cliff(3, 30, 2, 1), module.Cliff(9, 90, 2, 1)]
+    assert module.confirmed(first, [module.Cliff(4, 40, 2, 1)]) == first[:1]
+    assert module.confirmed(first, []) == []

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
-import multiprocessing
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
+from pycoll.cli.ranks import on_local_ranks
 from pycoll.cli.usage import UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +25,6 @@ ranks that torchrun started. A group uses the table with PYCOLL_TABLE=FILE or
 pycoll.Options(table=FILE); the same one on every rank."""
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
-SECONDS_OF_A_RUN = 1800  # more than any run takes: a rank that hangs must not hang the command
 
 
 def add_parser(subparsers: Any) -> None:
@@ -147,12 +143,14 @@ def sizes_between(begin: int, end: int, factor: float) -> tuple[int, ...]:
 
 def runs(plan: Plan, ranks: Sequence[int], transport: str | None) -> Iterator[Found]:
     """One run for each size of the group; under torchrun one, on its ranks."""
+    from pycoll.cli.tune_measure import measure
+
     variables = {"PYCOLL_TRANSPORT": transport} if transport else {}
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         yield measure_under_torchrun(plan, variables)
         return
     for count in ranks:
-        yield measure_here(plan, count, variables)
+        yield on_local_ranks(count, measure, plan, variables=variables)
 
 
 def measure_under_torchrun(plan: Plan, variables: dict[str, str]) -> Found:
@@ -162,83 +160,13 @@ def measure_under_torchrun(plan: Plan, variables: dict[str, str]) -> Found:
     from pycoll.cli.tune_measure import measure
 
     store, rank, world_size = next(iter(dist.rendezvous("env://")))
-    with pycoll.Communicator(store, rank, world_size, name="tune", options=options(variables)) as g:
-        found = measure(g, plan)
+    # What is measured are algorithms, not the table and rules that happen to be in force.
+    options = pycoll.Options(algo="", table="builtin", variables=variables)
+    with pycoll.Communicator(store, rank, world_size, name="tune", options=options) as group:
+        found = measure(group, plan)
     if rank != 0:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  one report is enough
     return found
-
-
-def options(variables: dict[str, str]) -> Any:
-    """What is measured are algorithms, not the table and rules that happen to be in force."""
-    import pycoll
-
-    return pycoll.Options(algo="", table="builtin", variables=variables)
-
-
-def rank_process(
-    rank: int, world_size: int, folder: str, plan: Plan, variables: dict[str, str], sender: Any
-) -> None:
-    import pycoll
-    from pycoll.cli.tune_measure import measure
-
-    os.environ.pop("PYCOLL_ALGO", None)
-    store = pycoll.FileStore(folder)
-    with pycoll.Communicator(
-        store, rank, world_size, name="tune", options=options(variables)
-    ) as group:
-        found = measure(group, plan)
-    if rank == 0:
-        sender.send(found)
-
-
-@contextmanager
-def ranks_started(count: int, plan: Plan, variables: dict[str, str]) -> Iterator[Any]:
-    """The processes and the pipe on which rank 0 reports. Nothing is left of them afterwards."""
-    context = multiprocessing.get_context("spawn")  # the caller may have threads
-    before = os.environ.get("PYCOLL_TORCH")
-    os.environ["PYCOLL_TORCH"] = "0"  # the ranks inherit it: torch takes seconds to import
-    receiver, sender = context.Pipe(duplex=False)
-    processes = []
-    with tempfile.TemporaryDirectory(prefix="pycoll-tune-") as folder, receiver:
-        try:
-            for rank in range(count):
-                arguments = (rank, count, folder, plan, variables, sender)
-                processes.append(context.Process(target=rank_process, args=arguments))
-                processes[-1].start()
-            restore("PYCOLL_TORCH", before)
-            sender.close()  # so that end-of-file says that rank 0 is gone
-            yield processes, receiver
-        finally:
-            for process in processes:
-                if process.is_alive():
-                    process.kill()
-                process.join()
-
-
-def restore(name: str, value: str | None) -> None:
-    os.environ.pop(name, None)
-    if value is not None:
-        os.environ[name] = value
-
-
-def measure_here(plan: Plan, count: int, variables: dict[str, str]) -> Found:
-    deadline = time.monotonic() + SECONDS_OF_A_RUN
-    with ranks_started(count, plan, variables) as (processes, receiver):
-        waiting = [receiver, *(process.sentinel for process in processes)]
-        while time.monotonic() < deadline:
-            ready = connection.wait(waiting, 1.0)
-            if receiver in ready:
-                try:
-                    found: Found = receiver.recv()
-                except EOFError:
-                    break
-                for process in processes:
-                    process.join(10)
-                return found
-            if any(process.exitcode not in (None, 0) for process in processes):
-                break
-    raise UsageError(f"a rank of {count} failed; what it said stands above")
 
 
 def decide(measured: Measured) -> tuple[str, list[Any]]:
