@@ -26,9 +26,14 @@ from pycoll.selection import MAX_BYTES, Table
 SIZES = tuple(64 << (2 * i) for i in range(6))  # 64 bytes to 64 KiB
 
 
-def measured(times: dict[str, list[float]], builtin: str = "ring") -> Measured:
+def measured(
+    times: dict[str, list[float]],
+    builtin: str = "ring",
+    fastest: dict[str, list[float]] | None = None,
+) -> Measured:
     sizes = SIZES[: len(next(iter(times.values())))]
-    return Measured("all_reduce", 2, "shm", False, sizes, times, (builtin,) * len(sizes))
+    place = ("all_reduce", 2, "shm", False, sizes)
+    return Measured(*place, times, fastest or times, (builtin,) * len(sizes))
 
 
 def test_each_size_has_the_algorithm_that_wins_there_clearly():
@@ -49,6 +54,20 @@ def test_of_equal_ones_the_one_in_use_stays():
     times = {"tree": [9.9, 9.9, 10, 9.9], "ring": [10.0, 10, 10, 10], "chain": [10.0, 9.9, 9.9, 10]}
     for builtin in times:
         assert choose(measured(times, builtin)) == [builtin] * 4
+
+
+def test_a_median_alone_or_a_fastest_round_alone_changes_nothing():
+    slow, fast = [10.0] * 4, [5.0] * 4
+    for median, best in ((fast, slow), (slow, fast)):
+        found = measured({"tree": median, "ring": slow}, fastest={"tree": best, "ring": slow})
+        assert choose(found) == ["ring"] * 4
+    found = measured({"tree": fast, "ring": slow}, fastest={"tree": fast, "ring": slow})
+    assert choose(found) == ["tree"] * 4
+
+
+def test_one_in_use_that_was_left_behind_is_replaced():
+    found = measured({"tree": [1.0, 1, 1, 1], "ring": [9.0, 9, 9, math.inf]})
+    assert choose(found) == ["tree"] * 4
 
 
 def test_an_algorithm_that_was_not_measured_is_not_chosen():

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import math
 import random
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 from pycoll import _core
 from pycoll.cli.cross_memory import Comparison, compare, slowest
-from pycoll.cli.tune_rules import Measured
+from pycoll.cli.tune_rules import HOPELESS, HOPELESS_SIZES, Measured
 from pycoll.communicator import Communicator
-
-# Not measured at larger sizes: an algorithm that was so many times slower than the best one at
-# HOPELESS_SIZES sizes in a row.
-HOPELESS = 5.0
-HOPELESS_SIZES = 3
 
 Call = Callable[[str], object]  # with the name of an algorithm, or "auto"
 
@@ -67,20 +62,23 @@ def measure_collective(group: Communicator, plan: Plan, collective: str) -> Meas
     several = on_several_hosts(group)
     shuffle = random.Random(plan.seed)  # the same order on every rank
     times: dict[str, list[float]] = {}
+    fastest: dict[str, list[float]] = {}
     lost: dict[str, int] = {}
-    for i, size in enumerate(sizes):
+    for size in sizes:
         call = call_of(group, collective, size)
         names = times or usable(collective, call)
         racing = [name for name in names if lost.get(name, 0) < HOPELESS_SIZES]
-        medians = race(group, call, racing, plan, shuffle)
-        best = min(medians.values())
+        rounds = race(group, call, racing, plan, shuffle)
+        best = min(median(values) for values in rounds.values())
         for name in names:
-            value = medians.get(name, math.inf)
-            times.setdefault(name, [math.inf] * i).append(value)
+            values = rounds.get(name, [math.inf])
+            value = median(values)
+            times.setdefault(name, []).append(value)
+            fastest.setdefault(name, []).append(min(values))
             lost[name] = lost.get(name, 0) + 1 if value > HOPELESS * best else 0
     builtin = tuple(builtin_choice(group, collective, size, several) for size in sizes)
     place = (group.world_size, group.transport, several)
-    return Measured(collective, *place, sizes, times, builtin)
+    return Measured(collective, *place, sizes, times, fastest, builtin)
 
 
 def builtin_choice(group: Communicator, collective: str, size: int, several: bool) -> str:
@@ -116,8 +114,8 @@ def usable(collective: str, call: Call) -> list[str]:
 
 def race(
     group: Communicator, call: Call, names: Sequence[str], plan: Plan, shuffle: random.Random
-) -> dict[str, float]:
-    """Microseconds a call of each: medians over rounds of the slowest rank. In each round each has
+) -> dict[str, list[float]]:
+    """Microseconds a call of each, of the slowest rank, one value a round. In each round each has
     one batch, in an order drawn anew, so that what else the machine does hits all alike."""
     counts = {}
     for name in names:
@@ -131,7 +129,7 @@ def race(
         taken = [timed(group, partial(call, name), counts[name]) for name in order]
         for name, seconds in zip(order, slowest(group, taken), strict=True):
             rounds[name].append(seconds * 1e6)
-    return {name: statistics.median(values) for name, values in rounds.items()}
+    return rounds
 
 
 def timed(group: Communicator, call: Callable[[], object], count: int) -> float:

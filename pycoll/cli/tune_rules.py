@@ -10,52 +10,66 @@ from pycoll.selection import MAX_BYTES, Rule
 
 # Natural logarithms of ratios of times. A rule begins only where the sizes behind it gain more than
 # the first in sum: one size that measured 8 % better by chance changes nothing. Of two algorithms
-# that are as good as equal, the one that is chosen without a table stays.
+# that are as good as equal, the one that is chosen without a table stays. What counts as better is
+# so in the median and in the fastest round: other work on the machine moves one of them easily.
 SWITCH_PENALTY = math.log(1.10)
 NEWCOMER_PENALTY = math.log(1.03)
+# Not measured at larger sizes: an algorithm that was so many times slower than the best one at
+# HOPELESS_SIZES sizes in a row.
+HOPELESS = 5.0
+HOPELESS_SIZES = 3
 LINE = 64  # bounds are multiples of a cache line
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Medians of one collective in one place, microseconds a call."""
+    """Times of one collective in one place, microseconds a call."""
 
     collective: str
     ranks: int
     transport: str
     several_hosts: bool
     sizes: tuple[int, ...]  # bytes, ascending
-    times: Mapping[str, Sequence[float]]  # by algorithm, one a size; inf: not measured
+    times: Mapping[str, Sequence[float]]  # medians by algorithm, one a size; inf: not measured
+    fastest: Mapping[str, Sequence[float]]  # of the fastest rounds, likewise
     builtin: tuple[str, ...]  # what is chosen without a table, one a size
 
 
 def choose(measured: Measured) -> list[str]:
     """The algorithm for each size: the path of least cost through sizes and algorithms.
 
-    The cost of an algorithm at a size is the logarithm of its time over the best one's there, plus
-    the penalties above.
+    The cost of an algorithm at a size is the logarithm of its time over that of the one in use
+    without a table (see `lag`), plus the penalties above.
     """
     names = sorted(measured.times)
     cost = dict.fromkeys(names, 0.0)
     came_from: list[dict[str, str]] = []
     for i, builtin in enumerate(measured.builtin):
-        best = min(measured.times[name][i] for name in names)
         cheapest = min(names, key=cost.__getitem__)
         step: dict[str, str] = {}
         after: dict[str, float] = {}
         for name in names:
             switch = cost[cheapest] + (SWITCH_PENALTY if i else 0.0)
             step[name] = name if cost[name] <= switch else cheapest
-            newcomer = 0.0 if name == builtin else NEWCOMER_PENALTY
-            after[name] = (
-                min(cost[name], switch) + math.log(measured.times[name][i] / best) + newcomer
-            )
+            here = 0.0 if name == builtin else lag(measured, i, name, builtin) + NEWCOMER_PENALTY
+            after[name] = min(cost[name], switch) + here
         came_from.append(step)
         cost = after
     path = [min(names, key=cost.__getitem__)]
     for step in reversed(came_from[1:]):
         path.append(step[path[-1]])
     return path[::-1]
+
+
+def lag(measured: Measured, i: int, name: str, builtin: str) -> float:
+    """Logarithm of the time over `builtin`'s at size i: the worse of medians and fastest rounds."""
+    if math.isinf(measured.times[name][i]):
+        return math.inf
+    if math.isinf(measured.times[builtin][i]):
+        return -math.log(HOPELESS)  # left behind by all that were measured on
+    return max(
+        math.log(times[name][i] / times[builtin][i]) for times in (measured.times, measured.fastest)
+    )
 
 
 def rules_of(measured: Measured, path: Sequence[str]) -> list[Rule]:
