@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import time
@@ -178,13 +179,12 @@ def run_row(name: str, runs: int) -> list[Result]:
     except RankFailed as error:
         # One row that cannot be measured here (no shareable memory, no compiler) hides no other.
         print(f"{name:<10} NOT measured: {str(error).splitlines()[-1]}", flush=True)
-        results.append(Result(name, "not measured", float("nan"), 0.0))
+        results.append(Result(name, "not measured", math.nan, 0.0))
     return results
 
 
 def as_json(result: Result) -> dict[str, object]:
-    # NaN is not JSON.
-    figure = None if result.figure != result.figure else result.figure
+    figure = None if math.isnan(result.figure) else result.figure  # NaN is not JSON
     return asdict(result) | {"figure": figure, "reached": result.reached}
 
 

@@ -73,6 +73,9 @@ def allocate(size: int, memory: str) -> torch.Tensor:
     if not hasattr(pycoll, "empty"):
         raise RuntimeError("this build of pycoll has no shareable memory (pycoll.empty)")
     tensor: torch.Tensor = pycoll.empty(size, dtype=torch.uint8)
+    # Where there is no arena it is ordinary memory, which nobody should take for shareable.
+    if not pycoll.is_shareable(tensor):
+        raise RuntimeError(f"no shareable memory of {size} bytes: `pycoll doctor` says why")
     return tensor
 
 
