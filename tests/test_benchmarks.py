@@ -20,7 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pycoll.bench import measure, memory, report, units
+from pycoll.bench import calls, measure, memory, report, units
 from pycoll.bench.calls import algorithm_forced
 from pycoll.bench.collectives import COLLECTIVES
 from pycoll.bench.plan import Contender, Plan, Row, Sample
@@ -298,6 +298,22 @@ def test_flags_reach_the_plan() -> None:
     assert bench.make_plan(bench_arguments("--limit")).rewrite
     both = bench.make_plan(bench_arguments("--api", "dist,direct"))
     assert [c.name for c in both.contenders] == ["gloo", "pycoll", "pycoll.direct"]
+
+
+def test_direct_calls_are_by_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pycoll's own function takes its short way only so; the operation has pycoll's name."""
+    import pycoll
+
+    seen = []
+    monkeypatch.setattr(pycoll, "all_reduce", lambda *given: seen.append(given), raising=False)
+    monkeypatch.setattr(calls, "make_group", lambda contender, plan: "the group")
+    contender = Contender("pycoll", api="direct")
+    plan = Plan((contender,), (8,), op="prod")
+    caller = calls.Caller(contender, plan)
+    problem = Problem.of(plan, 8, 0, 2)
+    [operands] = memory.Buffer([problem], "ordinary", cold=False).operands(problem)
+    caller.call(problem)(*caller.arguments(problem, operands))
+    assert seen == [(operands.output, "product", "the group")]
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ OPERATIONS = {
     "max": dist.ReduceOp.MAX,
     "avg": dist.ReduceOp.AVG,
 }
+DIRECT_NAMES = {"prod": "product"}
 
 
 class Caller:
@@ -38,13 +39,19 @@ class Caller:
         # torch's `fake` computes nothing: whatever it leaves is neither right nor wrong.
         self.checked = contender.backend != "fake"
         group = make_group(contender, plan)
-        self._call = DIRECT[contender.api](plan, group)
+        if contender.api == "direct":
+            self._call = direct_call(plan)
+            # By position: a keyword would send pycoll's call through torch.distributed.
+            self._more: tuple[Any, ...] = (DIRECT_NAMES.get(plan.op, plan.op), group)
+        else:
+            self._call = through_dist(plan, group)
+            self._more = ()
 
     def call(self, problem: Problem) -> Call:
         return self._call
 
     def arguments(self, problem: Problem, operands: Operands) -> tuple[Any, ...]:
-        return ARGUMENTS[problem.collective](problem, operands)
+        return ARGUMENTS[problem.collective](problem, operands) + self._more
 
     def operands(self, problem: Problem, offered: list[Operands]) -> list[Operands]:
         """What the calls work on; a contender with memory of its own says so here."""
@@ -83,15 +90,12 @@ def wait_for(call: Call, *arguments: Any) -> None:
     call(*arguments).wait()
 
 
-def direct(plan: Plan, group: Any) -> Call:
+def direct_call(plan: Plan) -> Call:
     """pycoll's own function, without torch.distributed's layers."""
-    function = getattr(pycoll, plan.collective, None)
+    function: Call | None = getattr(pycoll, plan.collective, None)
     if function is None:
         raise RuntimeError(f"this build of pycoll has no direct call pycoll.{plan.collective}")
-    return partial(function, group=group)
-
-
-DIRECT: dict[str, Callable[[Plan, Any], Call]] = {"dist": through_dist, "direct": direct}
+    return function
 
 
 def reducing(function: Call) -> Callable[[Plan, Any], Call]:

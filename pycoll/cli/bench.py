@@ -84,7 +84,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--api",
         default="dist",
-        help="of pycoll: dist (torch.distributed), direct (pycoll.COLLECTIVE), or dist,direct",
+        help="of pycoll: dist (torch.distributed), direct (pycoll.all_reduce), or dist,direct",
     )
     what.add_argument(
         "--memory",
