@@ -1,7 +1,5 @@
 #include "runtime/communicator.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 
 #include "core/error.h"
@@ -97,7 +95,6 @@ Communicator::Communicator(const BootstrapRequest& request, std::shared_ptr<Conn
     : rank_(request.rank),
       world_size_(request.world_size),
       config_(request.config),
-      owner_pid_(::getpid()),
       timeout_(timeout),
       selector_({config_.algo, request.table, config_.determinism, world_size_}),
       isa_(choose_isa(config_.isa)),
@@ -120,7 +117,7 @@ std::shared_ptr<Communicator> Communicator::make(const BootstrapRequest& request
   const auto destroy = [](Communicator* dying) {
     // In a forked child the threads and the peers are the parent's, and so may be a lock that was
     // held while forking: the copy is left alone.
-    if (::getpid() != dying->owner_pid_) return;
+    if (dying->fork_mark_.in_child()) return;
     // The last reference may be dropped by a callback in a progress thread, which cannot join
     // itself: then another thread takes the object apart.
     if (dying->on_progress_thread()) {
@@ -138,18 +135,17 @@ Communicator::~Communicator() {
 
 void Communicator::set_timeout(Nanoseconds timeout) {
   check_owner();
-  const Lock lock(mutex_);
-  timeout_ = timeout;
+  // Relaxed: it orders nothing.
+  timeout_.store(timeout, std::memory_order_relaxed);
 }
 
 uint64_t Communicator::sequence() const {
   check_owner();
-  const Lock lock(mutex_);
-  return sequence_;
+  return turn_.sequence();
 }
 
 void Communicator::check_owner() const {
-  if (::getpid() == owner_pid_) return;
+  if (!fork_mark_.in_child()) return;
   fail(ErrorKind::invalid_argument, "rank ", rank_,
        ": this process was forked after the group was made. Make a group of its own in the child");
 }
@@ -210,6 +206,7 @@ void Communicator::override_program(Program program) {
   }
   const Lock lock(mutex_);
   overrides_[program.collective] = std::move(program);
+  known_.fill({});
 }
 
 Communicator::Means Communicator::examine(const CallRequest& request) const {
@@ -222,25 +219,31 @@ Communicator::Means Communicator::examine(const CallRequest& request) const {
   return {kernels_for(request, isa_), choose(request)};
 }
 
-std::shared_ptr<Operation> Communicator::enqueue(Lock& held, CallRequest&& request) {
-  if (dead()) std::rethrow_exception(death_);
-  const auto [kernels, algorithm] = examine(request);
-  const Program& program = plan(algorithm, request);
-  const Nanoseconds timeout = request.timeout.value_or(timeout_);
-
+// But for the sequence number.
+CallHeader Communicator::header_of(const CallRequest& request, const Algorithm& algorithm,
+                                   Nanoseconds timeout) const {
   CallHeader header;
-  header.sequence = ++sequence_;
   announce_lengths(request, header);
-  header.deadline_ms =
-      static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count());
+  header.deadline_ms = milliseconds(timeout);
   header.collective = request.collective;
   header.dtype = request.dtype;
   header.reduce_op = request.reduce_op;
   header.root = request.root;
   header.algorithm = hash_text(algorithm.name);
+  return header;
+}
+
+std::shared_ptr<Operation> Communicator::enqueue(Lock& held, CallRequest&& request) {
+  if (dead()) std::rethrow_exception(death_);
+  const auto [kernels, algorithm] = examine(request);
+  const Program& program = plan(algorithm, request);
+  const Nanoseconds timeout = request.timeout.value_or(timeout_.load(std::memory_order_relaxed));
+  const CallHeader header = header_of(request, algorithm, timeout);
   auto operation =
       std::make_shared<CollectiveOperation>(std::move(request), header, program, kernels, timeout);
   queue_.push_back(operation);
+  // Last: a number that was taken must be used.
+  operation->input_.call.sequence = turn_.queue();
   tell_driver(held);
   return operation;
 }
@@ -257,8 +260,9 @@ std::shared_ptr<Operation> Communicator::post(Lock& held, MessageRequest&& reque
     fail(ErrorKind::invalid_argument, name, ": the peer is the same as the rank of this process, ",
          rank_, "; a rank cannot exchange messages with itself");
   }
-  const Nanoseconds timeout = request.timeout.value_or(timeout_);
+  const Nanoseconds timeout = request.timeout.value_or(timeout_.load(std::memory_order_relaxed));
   auto operation = std::make_shared<MessageOperation>(std::move(request), timeout);
+  turn_.become_busy();
   posted_.push_back(operation);
   ++open_messages_;
   tell_driver(held);

@@ -15,6 +15,7 @@
 // Nobody writes into a caller's vector once its operation has ended, in whatever way.
 #pragma once
 
+#include <array>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -24,10 +25,12 @@
 #include <tuple>
 #include <vector>
 
+#include "core/fork_mark.h"
 #include "runtime/bootstrap.h"
 #include "runtime/messages.h"
 #include "runtime/operation.h"
 #include "runtime/selector.h"
+#include "runtime/turn.h"
 #include "runtime/wait.h"
 
 namespace pycoll {
@@ -62,6 +65,12 @@ class Communicator {
   std::shared_ptr<Operation> submit(CallRequest request);
   // Starts a point-to-point message. It needs no turn: messages progress beside the queue.
   std::shared_ptr<Operation> submit(MessageRequest request);
+  // Runs a call in this thread, if nothing of the group is queued or under way and its kind of call
+  // was run before: then nothing is allocated and no lock taken. False: nothing has happened, run()
+  // must be asked. Ends like run(), errors included.
+  bool run_at_once(const PlainCall& call, const Interrupt& interrupt);
+  // run_at_once(), else the ordinary way.
+  void run(const PlainCall& call, const Interrupt& interrupt);
   // submit() and wait().
   void run(CallRequest request, const Interrupt& interrupt);
   std::shared_ptr<Operation> run(MessageRequest request, const Interrupt& interrupt);
@@ -113,6 +122,23 @@ class Communicator {
   };
   Means examine(const CallRequest& request) const;
   void check_owner() const;
+  CallHeader header_of(const CallRequest& request, const Algorithm& algorithm,
+                       Nanoseconds timeout) const;
+
+  // What run_at_once() knows of calls of one kind (at_once.cpp).
+  struct Known {
+    PlainCall call;  // but for addresses and timeout
+    const Program* program = nullptr;
+    const ReduceKernels* kernels = nullptr;
+    CallHeader header;
+  };
+  static constexpr size_t kKnown = 64;  // a power of two
+  const Known* known_for(const PlainCall& call);
+  void learn(const PlainCall& call, Known& known);
+  void make_kept(const Known& known);
+  void prepare(const PlainCall& call, const Known& known, uint64_t sequence);
+  void leave_turn();
+  void finish_queued(const std::exception_ptr& thrown, const Interrupt& interrupt);
 
   // Why a group ends.
   struct Death {
@@ -128,7 +154,8 @@ class Communicator {
 
   bool unfinished() const { return !queue_.empty() || open_messages_ > 0; }
   bool has_work() const;
-  void drive(Lock& lock, const Interrupt& interrupt);
+  void drive(Lock& lock, const Interrupt& interrupt, const std::exception_ptr& thrown = nullptr);
+  bool driven() const { return driving_ || turn_.inside(); }
   void take_up(Lock& lock);
   void begin(CollectiveOperation& operation);
   void scale_input(CollectiveOperation& operation);
@@ -140,6 +167,7 @@ class Communicator {
   std::vector<Ended> gather_ended(Lock& lock);
   void retire(const Ended& one);
   void keep_going(Lock& lock);
+  void start_clocks();
   void wait_for_peers(Backoff& backoff, const Interrupt& interrupt);
   Nanoseconds ask_when_stuck();
 
@@ -163,8 +191,8 @@ class Communicator {
   const int rank_;
   const int world_size_;
   const Config config_;
-  const int owner_pid_;
-  Nanoseconds timeout_;  // guarded by mutex_
+  const ForkMark fork_mark_;
+  std::atomic<Nanoseconds> timeout_;
   // Before the transport: a bad name is an error before anybody connects.
   const Selector selector_;
   const Isa isa_;
@@ -186,7 +214,7 @@ class Communicator {
   std::condition_variable change_;  // waiters: an operation ended, or nobody drives any more
   std::deque<std::shared_ptr<CollectiveOperation>> queue_;  // the oldest is driven
   // Changed by the driving thread under mutex_: the collective at the head of the queue, once it
-  // was taken up.
+  // was taken up. Or the operation of the caller that is inside turn_, whose it is until it leaves.
   std::shared_ptr<CollectiveOperation> current_;
   std::deque<std::shared_ptr<MessageOperation>> posted_;  // not yet taken up
   size_t open_messages_ = 0;                              // posted and not ended
@@ -194,7 +222,11 @@ class Communicator {
   std::atomic<bool> news_{false};  // something was submitted while a thread drives
   std::map<PlanKey, Program> plans_;
   std::map<Collective, Program> overrides_;
-  uint64_t sequence_ = 0;
+  Turn turn_;
+  // By who is inside turn_: one object for such operations, one after the other; in current_ while
+  // it runs.
+  std::shared_ptr<CollectiveOperation> kept_;
+  std::array<Known, kKnown> known_;
   int waiters_ = 0;
   bool driving_ = false;
   bool stopping_ = false;

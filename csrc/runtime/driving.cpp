@@ -75,7 +75,7 @@ std::shared_ptr<Operation> Communicator::run(MessageRequest request, const Inter
 
 // Whoever drives looks at what is new at its next step, or is woken from its sleep for it.
 void Communicator::tell_driver(Lock& /*held*/) {
-  if (!driving_) return;
+  if (!driven()) return;
   // Relaxed: what is new is guarded by mutex_. wake() has the fence that pairs with the one in
   // prepare_sleep(), after which the sleeper looks at this once more.
   news_.store(true, std::memory_order_relaxed);
@@ -120,7 +120,7 @@ bool Communicator::wait(const std::shared_ptr<Operation>& operation,
     Lock lock(mutex_);
     while (!operation->done()) {
       if (limited && limit.passed()) return false;
-      if (!driving_ && !limited) {
+      if (!driven() && !limited) {
         drive(lock, interrupt);
         continue;
       }
@@ -140,16 +140,19 @@ bool Communicator::wait(const std::shared_ptr<Operation>& operation,
 
 bool Communicator::has_work() const {
   // The engine is the driver's, who looks at it himself.
-  return !queue_.empty() || !posted_.empty() || (!driving_ && messages_.active());
+  return !queue_.empty() || !posted_.empty() || (!driven() && messages_.active());
 }
 
-// Drives until something has ended, or there is nothing to drive.
-void Communicator::drive(Lock& lock, const Interrupt& interrupt) {
+// Drives until something has ended, or there is nothing to drive. `thrown`: in driving the first of
+// the queue, just before.
+void Communicator::drive(Lock& lock, const Interrupt& interrupt, const std::exception_ptr& thrown) {
   driving_ = true;
   std::vector<Ended> ended;
   std::exception_ptr interruption;
   while (ended.empty()) {
     try {
+      // The group dies of it, so once.
+      if (thrown != nullptr) std::rethrow_exception(thrown);
       take_up(lock);
       if (!current_ && !messages_.active() && !messages_.has_finished()) break;
       lock.unlock();
@@ -181,7 +184,6 @@ void Communicator::take_up(Lock& /*held*/) {
   while (!posted_.empty()) {
     const auto message = std::move(posted_.front());
     posted_.pop_front();
-    message->started_ = Clock::now();
     messages_.post(message);
   }
 }
@@ -195,7 +197,7 @@ void Communicator::begin(CollectiveOperation& operation) {
   begun_ = true;
   moved_cpu_ = false;
   inquired_ = false;
-  operation.started_ = Clock::now();
+  operation.started_ = {};
 }
 
 // premul_sum: the sum of scaled inputs. Each rank has a factor of its own, so the scaled input
@@ -317,7 +319,10 @@ void Communicator::retire(const Ended& one) {
 
 // Whoever waits drives next; what nobody waits for is the progress thread's.
 void Communicator::keep_going(Lock& lock) {
-  if (!has_work()) return;
+  if (!has_work()) {
+    if (!unfinished() && !dead()) turn_.become_idle();
+    return;
+  }
   try {
     // A synchronous message may leave a grant or a credit behind that has no slot yet.
     if (queue_.empty() && posted_.empty()) start_progress_thread(lock);
@@ -359,8 +364,18 @@ void Communicator::complete(Lock& lock, std::shared_ptr<Operation> operation) {
   if (blocks_progress) ++free_progress_;
 }
 
+// Time counts from here: a call that ends before its first long wait reads no clock.
+void Communicator::start_clocks() {
+  const auto start = [now = Clock::now()](Operation& operation) {
+    if (operation.started_ == Clock::time_point{}) operation.started_ = now;
+  };
+  if (current_) start(*current_);
+  for (const auto& message : messages_.pending()) start(*message);
+}
+
 void Communicator::wait_for_peers(Backoff& backoff, const Interrupt& interrupt) {
   call(interrupt);
+  start_clocks();
   look_for_trouble();
   if (current_ && !moved_cpu_ && !wait_policy_.crowded) {
     // Two ranks that share a CPU run in turns until the scheduler notices, which takes it very long
@@ -415,9 +430,9 @@ void Communicator::progress_loop() {
   while (!stopping_) {
     if (!completing_.empty()) {
       complete_ended(lock);
-    } else if (driving_ || !has_work()) {
+    } else if (driven() || !has_work()) {
       work_.wait(lock,
-                 [this] { return stopping_ || !completing_.empty() || (!driving_ && has_work()); });
+                 [this] { return stopping_ || !completing_.empty() || (!driven() && has_work()); });
     } else {
       drive(lock, nullptr);
     }
@@ -432,7 +447,7 @@ void Communicator::stop_progress() {
     work_.notify_all();
     // A caller's thread may be driving: it sees dead_ within one sleep and leaves.
     ++waiters_;
-    while (driving_) change_.wait_for(lock, std::chrono::milliseconds(20));
+    while (driven()) change_.wait_for(lock, std::chrono::milliseconds(20));
     --waiters_;
     threads.swap(progress_);
   }

@@ -9,6 +9,13 @@
 #include "runtime/slices.h"
 
 namespace pycoll {
+namespace {
+
+constexpr size_t round_up(size_t n, size_t unit) {
+  return (n + unit - 1) / unit * unit;
+}
+
+}  // namespace
 
 // Which function runs which kind: a row a kind.
 struct Executor::StepTable {
@@ -28,7 +35,10 @@ struct Executor::StepTable {
 };
 
 Executor::Executor(Transport& transport, const TransportGeometry& geometry, int rank)
-    : transport_(transport), geometry_(geometry), rank_(rank) {}
+    : transport_(transport), geometry_(geometry), rank_(rank) {
+  // The buffer of the cell goes by the number of the barrier, which counts from 1.
+  histories_[kCellLane].window_rounds = 1;
+}
 
 void Executor::start(const ExecutorInput& input) {
   in_ = input;
@@ -36,7 +46,11 @@ void Executor::start(const ExecutorInput& input) {
   element_ = size_of(input.call.dtype);
   acc_size_ = input.kernels != nullptr ? size_of(input.kernels->acc) : element_;
   slice_ = slice_elements(*input.program, input.kernels, element_, geometry_);
-  rounds_ = round_count(*input.program, input.input, input.output, slice_, element_);
+  const uint64_t largest =
+      ChunkCutter(*input.program, input.input, input.output, element_).largest_chunk();
+  rounds_ = round_count(largest, slice_);
+  in_cell_ = fits_cell(largest);
+  window_stride_ = in_cell_ ? round_up(largest * element_, 8) : slice_ * element_;
   flights_ = flights_of(*input.program);
   lanes_.assign(input.program->lanes.size() * static_cast<size_t>(flights_), {});
   lanes_left_ = lanes_.size();
@@ -46,6 +60,27 @@ void Executor::start(const ExecutorInput& input) {
     lanes_[i].acc = acc + i * acc_bytes;
     start_lane(i);
   }
+}
+
+// Everybody meets once, and what they show is small. All ranks come to the same verdict: they agree
+// on the Program and on the lengths of a call that uses windows.
+bool Executor::fits_cell(uint64_t largest_chunk) const {
+  const Program& program = *in_.program;
+  if (rounds_ != 1 || program.lanes.size() != 1 || transport_.window() == nullptr) return false;
+  const auto chunks = static_cast<uint64_t>(std::max(program.window_chunks, 1));
+  if (chunks * round_up(largest_chunk * element_, 8) > kCellBytes) return false;
+  size_t barriers = 0;
+  for (const Step& step : program.lanes[0].steps) {
+    const StepTraits& traits = traits_of(step.kind);
+    if (traits.sends || traits.receives) return false;
+    if (step.kind != StepKind::barrier) continue;
+    if (program.groups[static_cast<size_t>(step.group)].size() !=
+        static_cast<size_t>(program.world_size)) {
+      return false;
+    }
+    ++barriers;
+  }
+  return barriers == 1;
 }
 
 // A rank that waits for the answer to its slice before it sends the next leaves the network idle
@@ -61,11 +96,13 @@ void Executor::start_lane(size_t place) {
   LaneState& lane = lanes_[place];
   const size_t index = place % in_.program->lanes.size();
   const auto flight = static_cast<int>(place / in_.program->lanes.size());
-  lane.index = static_cast<int>(index);
   lane.round = static_cast<uint64_t>(flight);
   lane.first_channel = flight * in_.program->channels;
   lane.lane = &in_.program->lanes[index];
-  lane.history = &histories_[index];
+  lane.window = in_cell_ ? kCellLane : static_cast<int>(index);
+  lane.history = &histories_[lane.window];
+  // In the cell a barrier's number tells the buffer, so the two count together.
+  lane.uses_window = in_cell_;
   for (const Step& step : lane.lane->steps) {
     lane.uses_window |= step.src.space == Space::window || step.dst.space == Space::window ||
                         step.kind == StepKind::reduce_from || step.kind == StepKind::copy_from;
@@ -122,9 +159,9 @@ std::vector<int> Executor::waiting_for() const {
     if (step.kind == StepKind::barrier) {
       const Arrival mine(lane.history->barriers + 1, fingerprint_);
       for (const int member : in_.program->groups[static_cast<size_t>(step.group)]) {
-        if (member != rank_ && !transport_.window()->arrival_of(member, lane.index).reached(mine)) {
-          ranks.push_back(member);
-        }
+        if (member == rank_) continue;
+        const Arrival theirs = transport_.window()->arrival_of(member, lane.window, mine);
+        if (!theirs.reached(mine)) ranks.push_back(member);
       }
     } else if (traits.receives && !fifo_from(lane, step).peek()) {
       ranks.push_back(step.from);
@@ -154,8 +191,8 @@ Executor::Slice Executor::locate(const LaneState& lane, Ref ref) const {
     case Space::acc:
       return {lane.acc + static_cast<size_t>(ref.chunk) * slice_ * acc_size_, Operand::acc};
     case Space::window:
-      return {transport_.window()->local(lane.index, parity(lane)) +
-                  static_cast<size_t>(ref.chunk) * slice_ * element_,
+      return {transport_.window()->local(lane.window, parity(lane)) +
+                  static_cast<size_t>(ref.chunk) * window_stride_,
               Operand::value};
     case Space::none:
       break;
@@ -164,8 +201,8 @@ Executor::Slice Executor::locate(const LaneState& lane, Ref ref) const {
 }
 
 const std::byte* Executor::peer_window(const LaneState& lane, int peer, int chunk) const {
-  return transport_.window()->peer(peer, lane.index, parity(lane)) +
-         static_cast<size_t>(chunk) * slice_ * element_;
+  return transport_.window()->peer(peer, lane.window, parity(lane)) +
+         static_cast<size_t>(chunk) * window_stride_;
 }
 
 void Executor::report_mismatch(int peer) const {
@@ -307,14 +344,14 @@ bool Executor::barrier_step(LaneState& lane, const Step& step, uint64_t /*count*
   Window& window = *transport_.window();
   const Arrival mine(lane.history->barriers + 1, fingerprint_);
   if (!lane.announced) {
-    window.arrive(lane.index, mine);
+    window.arrive(lane.window, mine);
     lane.announced = true;
   }
   const auto& group = in_.program->groups[static_cast<size_t>(step.group)];
   for (; lane.arrived < group.size(); ++lane.arrived) {
     const int member = group[lane.arrived];
     if (member == rank_) continue;
-    const Arrival theirs = window.arrival_of(member, lane.index);
+    const Arrival theirs = window.arrival_of(member, lane.window, mine);
     if (!theirs.reached(mine)) return false;
     // A peer that is past this barrier has compared fingerprints with us before it went on.
     if (theirs.same_barrier(mine) && !theirs.same_fingerprint(mine)) report_mismatch(member);

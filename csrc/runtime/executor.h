@@ -83,8 +83,8 @@ class Executor {
     bool offered = false;    // its place in the output, to the transport
     size_t arrived = 0;      // members of the current barrier's group that have come
     bool announced = false;  // this rank's arrival at the current barrier
-    int index = 0;
-    int first_channel = 0;  // of this flight
+    int window = 0;          // the window's lane that it uses: its own, or the cell
+    int first_channel = 0;   // of this flight
     std::byte* acc = nullptr;
     LaneHistory* history = nullptr;
     bool uses_window = false;
@@ -102,6 +102,7 @@ class Executor {
   using StepFunction = bool (Executor::*)(LaneState&, const Step&, uint64_t count);
   struct StepTable;
 
+  bool fits_cell(uint64_t largest_chunk) const;
   void start_lane(size_t place);
   int flights_of(const Program& program) const;
   bool advance_lane(LaneState& lane);
@@ -145,13 +146,15 @@ class Executor {
   Transport& transport_;
   TransportGeometry geometry_;
   int rank_;
-  LaneHistory histories_[kMaxLanes];
+  LaneHistory histories_[kWindowLanes];
 
   ExecutorInput in_;
   uint32_t fingerprint_ = 0;
   size_t element_ = 0;
   size_t acc_size_ = 0;
   uint64_t slice_ = 0;  // elements
+  bool in_cell_ = false;
+  size_t window_stride_ = 0;  // bytes from one window chunk to the next
   uint64_t rounds_ = 0;
   // Rounds that are under way at a time. Flight f runs rounds f, f + flights, ..., all lanes of
   // each, over FIFOs of its own: so the order of messages in a FIFO does not depend on which flight

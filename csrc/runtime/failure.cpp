@@ -1,7 +1,5 @@
 // The communicator when things go wrong: finding out why nothing moves, dying, telling the peers;
 // and the end of a group.
-#include <unistd.h>
-
 #include <algorithm>
 
 #include "core/error.h"
@@ -138,6 +136,8 @@ Communicator::Operations Communicator::end_group(const Death& death) {
       dead_.store(true, std::memory_order_release);
       if (death.tell_peers) transport_->send_abort(death.reason);
     }
+    // Whoever is inside ends its own operation; from here on nobody enters.
+    turn_.become_busy();
     const bool keep_first = driving_ && current_ != nullptr;
     while (queue_.size() > (keep_first ? 1u : 0u)) {
       orphans.push_back(std::move(queue_.back()));
@@ -146,7 +146,7 @@ Communicator::Operations Communicator::end_group(const Death& death) {
     open_messages_ -= posted_.size();
     orphans.insert(orphans.end(), posted_.begin(), posted_.end());
     posted_.clear();
-    if (!driving_) {
+    if (!driven()) {
       executor_.give_up();
       current_.reset();
       const auto messages = messages_.give_up();
@@ -169,17 +169,17 @@ void Communicator::die(const Death& death) {
 }
 
 void Communicator::abort(const std::string& reason) {
-  if (::getpid() != owner_pid_) return;
+  if (fork_mark_.in_child()) return;
   const std::string text = concat("rank ", rank_, " aborted the group: ", reason);
   die({text, std::make_exception_ptr(Error(ErrorKind::aborted, text))});
 }
 
 void Communicator::close() {
-  if (::getpid() != owner_pid_) return;
+  if (fork_mark_.in_child()) return;
   const Deadline grace = Deadline::after(kCloseGrace);
   {
     Lock lock(mutex_);
-    while (unfinished() && !dead() && !grace.passed()) {
+    while ((unfinished() || turn_.inside()) && !dead() && !grace.passed()) {
       ++waiters_;
       change_.wait_for(lock, std::chrono::milliseconds(20));
       --waiters_;
@@ -189,7 +189,7 @@ void Communicator::close() {
     const std::string reason = concat("rank ", rank_, " closed the group");
     const bool tell_peers = [this] {
       const Lock lock(mutex_);
-      return unfinished();
+      return unfinished() || turn_.inside();
     }();
     die({reason, std::make_exception_ptr(Error(ErrorKind::aborted, reason)), tell_peers});
   }

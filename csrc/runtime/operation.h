@@ -38,6 +38,24 @@ struct CallRequest : RequestBase {
   double premul_factor = 1.0;  // premul_sum: multiplies this rank's input before the sum
 };
 
+// A synchronous call on dense memory, with nobody to tell: all that run_at_once() needs.
+struct PlainCall {
+  // Blocks of one length, one after the other.
+  struct Vector {
+    std::byte* data = nullptr;
+    uint64_t block_count = 0;  // elements
+    uint32_t blocks = 0;
+    bool operator==(const Vector&) const = default;
+  };
+  Collective collective = Collective::barrier;
+  DType dtype = DType::uint8;
+  ReduceOp reduce_op = ReduceOp::none;
+  int root = 0;
+  Vector input;
+  Vector output;
+  std::optional<Nanoseconds> timeout;  // else the group's
+};
+
 // No number that a rank could be by mistake, like -1.
 constexpr int kAnySource = std::numeric_limits<int>::min();
 
@@ -50,6 +68,10 @@ struct MessageRequest : RequestBase {
   DType dtype = DType::uint8;
   Block block;
 };
+
+inline uint64_t milliseconds(Nanoseconds time) {
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(time).count());
+}
 
 // A request under way, and how it ended.
 class Operation {
@@ -96,7 +118,8 @@ class Operation {
 
   RequestBase base_;
   Nanoseconds timeout_;  // from the moment it is driven: waiting in the queue does not count
-  Clock::time_point started_{};  // that moment; by the driving thread
+  // By the driving thread, when it first has to wait for longer than it spins; else not set.
+  Clock::time_point started_{};
   std::exception_ptr error_;
   std::atomic<bool> done_{false};
 };

@@ -83,10 +83,8 @@ inline ChunkRange slice_of(ChunkRange chunk, uint64_t round, uint64_t slice) {
 }
 
 // At least one: operations on nothing still meet.
-inline uint64_t round_count(const Program& program, const VectorView& input,
-                            const VectorView& output, uint64_t slice, size_t element) {
-  const uint64_t largest = ChunkCutter(program, input, output, element).largest_chunk();
-  return std::max<uint64_t>(1, (largest + slice - 1) / slice);
+inline uint64_t round_count(uint64_t largest_chunk, uint64_t slice) {
+  return std::max<uint64_t>(1, (largest_chunk + slice - 1) / slice);
 }
 
 }  // namespace pycoll

@@ -51,6 +51,17 @@ struct Call {
   bool shown = true;  // to profilers; not when it is a part of what is shown as one
 };
 
+// A call as far as the short way looks at it: at most one tensor each side.
+struct PlainTensors {
+  Collective collective;
+  const at::Tensor* input;
+  const at::Tensor* output;
+  std::chrono::milliseconds timeout;
+  bool async;
+  ReduceOp reduce_op = ReduceOp::none;
+  int root = 0;
+};
+
 class Backend final : public c10d::Backend {
  public:
   explicit Backend(const GroupRequest& request);
@@ -113,6 +124,9 @@ class Backend final : public c10d::Backend {
 
   // For closing groups at the end of the process.
   std::weak_ptr<Communicator> communicator() const { return communicator_; }
+
+  // The short way (at_once.cpp). False: nothing has happened, the ordinary way must be taken.
+  bool run_at_once(const PlainTensors& tensors);
 
   void abort() override;
   void shutdown() override;

@@ -104,6 +104,11 @@ Call Backend::all_reduce_of(const at::Tensor& tensor, const c10d::AllreduceOptio
 }
 
 Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  if (tensors.size() == 1 &&
+      run_at_once({Collective::all_reduce, &tensors[0], &tensors[0], options.timeout,
+                   options.asyncOp, reduce_op_of(options.reduceOp)})) {
+    return nullptr;
+  }
   return run(all_reduce_of(only_tensor("pycoll:all_reduce", tensors), options));
 }
 
@@ -118,11 +123,16 @@ Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptio
   constexpr auto kTitle = "pycoll:broadcast";
   const at::Tensor& tensor = only_tensor(kTitle, tensors);
   check_root(kTitle, options.rootRank, getSize());
+  const int root = static_cast<int>(options.rootRank);
+  if (run_at_once({Collective::broadcast, &tensor, &tensor, options.timeout, options.asyncOp,
+                   ReduceOp::none, root})) {
+    return nullptr;
+  }
   // The root's is only read, so it may be an expanded view.
   check_tensor(kTitle, "tensor", tensor,
                options.rootRank == getRank() ? Access::read : Access::write);
   CallRequest request = request_for(Collective::broadcast, kTitle, tensor);
-  request.root = static_cast<int>(options.rootRank);
+  request.root = root;
   return run({c10d::OpType::BROADCAST, kTitle, std::move(request), tensors, tensors,
               options.timeout, options.asyncOp});
 }
@@ -132,6 +142,11 @@ Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& op
   const at::Tensor& tensor = only_tensor(kTitle, tensors);
   check_root(kTitle, options.rootRank, getSize());
   const bool is_root = options.rootRank == getRank();
+  if (run_at_once({Collective::reduce, &tensor, is_root ? &tensor : nullptr, options.timeout,
+                   options.asyncOp, reduce_op_of(options.reduceOp),
+                   static_cast<int>(options.rootRank)})) {
+    return nullptr;
+  }
   check_tensor(kTitle, "tensor", tensor, is_root ? Access::write : Access::read);
   CallRequest request = request_for(Collective::reduce, kTitle, tensor, options.reduceOp);
   request.root = static_cast<int>(options.rootRank);
@@ -196,6 +211,9 @@ Call Backend::all_gather_into(const at::Tensor& output, const at::Tensor& input,
 
 Backend::WorkPtr Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                           const c10d::AllgatherOptions& options) {
+  if (run_at_once({Collective::all_gather, &input, &output, options.timeout, options.asyncOp})) {
+    return nullptr;
+  }
   return run(all_gather_into(output, input, options));
 }
 
@@ -246,6 +264,11 @@ Call Backend::reduce_scatter_from(const at::Tensor& output, const at::Tensor& in
 
 Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                const c10d::ReduceScatterOptions& options) {
+  if (input.dim() > 0 && output.dim() > 0 &&
+      run_at_once({Collective::reduce_scatter, &input, &output, options.timeout, options.asyncOp,
+                   reduce_op_of(options.reduceOp)})) {
+    return nullptr;
+  }
   return run(reduce_scatter_from(output, input, options));
 }
 
@@ -348,6 +371,9 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
 }
 
 Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& options) {
+  if (run_at_once({Collective::barrier, nullptr, nullptr, options.timeout, options.asyncOp})) {
+    return nullptr;
+  }
   CallRequest request;
   request.collective = Collective::barrier;
   return run({c10d::OpType::BARRIER,

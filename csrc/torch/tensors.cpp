@@ -99,10 +99,6 @@ bool may_share_elements(const at::Tensor& a, const at::Tensor& b) {
   return meets(distance / element, dims, dims.size());
 }
 
-bool is_plain(const at::Tensor& tensor) {
-  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
-}
-
 at::Tensor dense_input(const at::Tensor& tensor) {
   return is_plain(tensor) ? tensor : tensor.resolve_conj().resolve_neg().contiguous();
 }
@@ -113,10 +109,15 @@ at::Tensor dense_output(const at::Tensor& tensor) {
 
 }  // namespace
 
-DType dtype_of(const char* operation, const at::Tensor& tensor) {
+std::optional<DType> find_dtype(at::ScalarType type) {
   for (const ScalarTypeRow& row : kScalarTypes) {
-    if (row.torch == tensor.scalar_type()) return row.pycoll;
+    if (row.torch == type) return row.pycoll;
   }
+  return std::nullopt;
+}
+
+DType dtype_of(const char* operation, const at::Tensor& tensor) {
+  if (const auto known = find_dtype(tensor.scalar_type())) return *known;
   C10_THROW_ERROR(NotImplementedError,
                   concat(operation, ": elements of type ", c10::toString(tensor.scalar_type()),
                          " cannot be moved"));

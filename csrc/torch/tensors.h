@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,13 @@ using Tensors = std::vector<at::Tensor>;
 
 // The core's type for a tensor's elements; throws where it has none.
 DType dtype_of(const char* operation, const at::Tensor& tensor);
+
+std::optional<DType> find_dtype(at::ScalarType type);
+
+// Its memory holds its elements in order, and nothing else.
+inline bool is_plain(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
 
 enum class Access { read, write };
 

@@ -8,7 +8,7 @@
 //     and releases it, which gives the slot back. Neither ever waits: "not now" is a normal answer,
 //     and the caller (the executor) tries again or sleeps.
 //   * A window (optional): memory of each rank that all others can read, and arrival flags that
-//     order its use.
+//     order its use. A small part of it, the cell, lies in the cache line of its own flag.
 //   * The current call of every rank, as far as it is known: a mismatch can be described and a
 //     stuck rank named.
 //   * Sleeping until something may have changed, and being woken by who publishes, releases or
@@ -100,6 +100,8 @@ class Arrival {
       : word_(ordinal << 24 | (fingerprint & 0xFFFFFFu)) {}
 
   uint64_t word() const { return word_; }
+  // Which of the two buffers of the cell its barrier is about.
+  int parity() const { return static_cast<int>((word_ >> 24) & 1); }
   // True when a rank whose flag shows *this has come to `other`.
   bool reached(Arrival other) const {
     return static_cast<int64_t>((word_ & kOrdinal) - (other.word_ & kOrdinal)) >= 0;
@@ -114,16 +116,24 @@ class Arrival {
   uint64_t word_ = 0;
 };
 
+// The *cell* is the buffer of operations on a few elements: flag and payload lie side by side, so
+// that a peer takes both with one cache line. It counts as one more lane, of Programs that meet
+// once of one round and one barrier, whose ordinal and parity alternate together.
+constexpr int kCellLane = kMaxLanes;
+constexpr int kWindowLanes = kMaxLanes + 1;
+constexpr uint64_t kCellBytes = 16 << 10;
+
 class Window {
  public:
   virtual ~Window() = default;
-  // This rank's buffer, and a peer's. `parity` selects one of the two that alternate.
+  // This rank's buffer, and a peer's. `parity` selects one of the two that alternate. Those of the
+  // cell have kCellBytes and are aligned to 8 bytes.
   virtual std::byte* local(int lane, int parity) = 0;
   virtual const std::byte* peer(int rank, int lane, int parity) = 0;
   // Says that this rank has come to a barrier; wakes the peers.
   virtual void arrive(int lane, Arrival arrival) = 0;
-  // The last arrival of a peer.
-  virtual Arrival arrival_of(int rank, int lane) = 0;
+  // The last arrival of a peer; in the cell the last at a barrier of the parity of `mine`.
+  virtual Arrival arrival_of(int rank, int lane, Arrival mine) = 0;
 };
 
 enum class PeerState : uint8_t { alive, left, died };

@@ -74,7 +74,9 @@ struct ChaosWindow final : Window {
     delay.maybe();
     inner.arrive(lane, arrival);
   }
-  Arrival arrival_of(int rank, int lane) override { return inner.arrival_of(rank, lane); }
+  Arrival arrival_of(int rank, int lane, Arrival mine) override {
+    return inner.arrival_of(rank, lane, mine);
+  }
   Window& inner;
   Delays& delay;
 };

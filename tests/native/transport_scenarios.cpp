@@ -80,21 +80,24 @@ void fifo(const Settings& settings) {
   } while (!settings.until.passed());
 }
 
-// Two ranks, two window buffers, a barrier a round.
+// Two ranks, two buffers, a barrier a round: a lane's window and the cell in turns.
 void exchange_windows(Transport& transport, int rank, Nanoseconds patience) {
   Window& window = *transport.window();
-  for (uint32_t round = 1; round <= kMessages; ++round) {
+  for (uint32_t turn = 0; turn < 2 * kMessages; ++turn) {
+    const int lane = turn % 2 == 0 ? 0 : kCellLane;
+    const uint32_t round = turn / 2 + 1;
     const int parity = static_cast<int>(round % 2);
     for (size_t i = 0; i < kWords; ++i) {
       const uint64_t word = word_of(round, i) + static_cast<uint64_t>(rank);
-      std::memcpy(window.local(0, parity) + i * sizeof(word), &word, sizeof(word));
+      std::memcpy(window.local(lane, parity) + i * sizeof(word), &word, sizeof(word));
     }
     const Arrival mine(round, 1);
-    window.arrive(0, mine);
-    wait_on(transport, patience, [&] { return window.arrival_of(1 - rank, 0).reached(mine); });
+    window.arrive(lane, mine);
+    wait_on(transport, patience,
+            [&] { return window.arrival_of(1 - rank, lane, mine).reached(mine); });
     for (size_t i = 0; i < kWords; ++i) {
       uint64_t word;
-      std::memcpy(&word, window.peer(1 - rank, 0, parity) + i * sizeof(word), sizeof(word));
+      std::memcpy(&word, window.peer(1 - rank, lane, parity) + i * sizeof(word), sizeof(word));
       check(word == word_of(round, i) + static_cast<uint64_t>(1 - rank), "round ", round, ": word ",
             i, " of the peer's window is wrong");
     }

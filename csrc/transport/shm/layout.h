@@ -29,6 +29,12 @@ struct CallSlot {
   std::atomic<uint64_t> words[sizeof(CallHeader) / 8]{};
 };
 
+// Flag and payload in one place. Writer: the owner.
+struct alignas(kLine) Cell {
+  std::atomic<uint64_t> arrival{0};
+  std::byte payload[kCellBytes];
+};
+
 struct alignas(kLine) ControlBlock {
   // 1: the owner sleeps (or is about to) and wants FUTEX_WAKE. Set to 1 by the owner, to 0 by
   // anyone.
@@ -46,6 +52,8 @@ struct alignas(kLine) ControlBlock {
 
   alignas(kLine) std::atomic<uint64_t> latest_call{0};  // sequence. Writer: the owner.
   CallSlot calls[kCallSlots];  // by sequence % kCallSlots. Writer: the owner.
+
+  Cell cells[2];  // by the parity of the barrier
 };
 
 // Message i lies in slot i % depth. Counters wrap; differences count.

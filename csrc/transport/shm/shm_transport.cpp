@@ -124,23 +124,25 @@ bool ShmTransport::shares_cpu_with(int peer) {
   return here != 0 && control(peer).cpu.load(std::memory_order_relaxed) == here;
 }
 
-std::byte* ShmTransport::local(int lane, int parity) {
-  return segments_[static_cast<size_t>(rank_)]->data() + layout_.window(lane, parity);
+std::byte* ShmTransport::buffer(int rank, int lane, int parity) {
+  if (lane == kCellLane) return control(rank).cells[parity].payload;
+  return segments_[static_cast<size_t>(rank)]->data() + layout_.window(lane, parity);
 }
 
-const std::byte* ShmTransport::peer(int rank, int lane, int parity) {
-  return segments_[static_cast<size_t>(rank)]->data() + layout_.window(lane, parity);
+std::atomic<uint64_t>& ShmTransport::flag(int rank, int lane, Arrival arrival) {
+  if (lane == kCellLane) return control(rank).cells[arrival.parity()].arrival;
+  return control(rank).arrivals[lane].word;
 }
 
 void ShmTransport::arrive(int lane, Arrival arrival) {
   // Release: what was written to the window, and our reads of the peers' windows, come first.
-  control(rank_).arrivals[lane].word.store(arrival.word(), std::memory_order_release);
+  flag(rank_, lane, arrival).store(arrival.word(), std::memory_order_release);
   wake_peers();
 }
 
-Arrival ShmTransport::arrival_of(int rank, int lane) {
+Arrival ShmTransport::arrival_of(int rank, int lane, Arrival mine) {
   // Acquire: pairs with arrive().
-  return Arrival(control(rank).arrivals[lane].word.load(std::memory_order_acquire));
+  return Arrival(flag(rank, lane, mine).load(std::memory_order_acquire));
 }
 
 }  // namespace pycoll::shm

@@ -46,11 +46,15 @@ class ShmTransport final : public Transport, private Window {
   void leave() override { port_->leave(); }
 
  private:
-  std::byte* local(int lane, int parity) override;
-  const std::byte* peer(int rank, int lane, int parity) override;
+  std::byte* local(int lane, int parity) override { return buffer(rank_, lane, parity); }
+  const std::byte* peer(int rank, int lane, int parity) override {
+    return buffer(rank, lane, parity);
+  }
   void arrive(int lane, Arrival arrival) override;
-  Arrival arrival_of(int rank, int lane) override;
+  Arrival arrival_of(int rank, int lane, Arrival mine) override;
 
+  std::byte* buffer(int rank, int lane, int parity);
+  std::atomic<uint64_t>& flag(int rank, int lane, Arrival arrival);
   void wake_peers();
 
   ControlBlock& control(int rank) const {
