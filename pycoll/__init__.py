@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from pycoll.communicator import Communicator, Work
+    from pycoll.direct import all_reduce
     from pycoll.options import Options
     from pycoll.store import FileStore
 
@@ -42,6 +43,7 @@ __all__ = [
     "UnsupportedError",
     "Work",
     "__version__",
+    "all_reduce",
 ]
 
 _HOMES = {
@@ -49,6 +51,7 @@ _HOMES = {
     "Work": "communicator",
     "FileStore": "store",
     "Options": "options",
+    "all_reduce": "direct",
 }
 
 

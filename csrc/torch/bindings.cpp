@@ -10,6 +10,7 @@
 #include "python/gil.h"
 #include "python/group_options.h"
 #include "torch/backend.h"
+#include "torch/direct.h"
 
 namespace py = pybind11;
 
@@ -77,6 +78,7 @@ PYBIND11_MODULE(PYCOLL_MODULE, m) {
   const auto groups = std::make_shared<OpenGroups>();
   const auto networks = std::make_shared<NetworkRegistry>();
   close_in_forked_children(networks);
+  bind_direct_calls(m);
   m.def("create_backend", backend_creator(groups, networks));
   py::module_::import("atexit").attr("register")(py::cpp_function(
       [groups] { groups->close_all(); }, py::call_guard<py::gil_scoped_release>()));
