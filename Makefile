@@ -42,7 +42,8 @@ LINT := .venv-lint/bin
 # Directories count too: theirs is the time that changes when a file goes away.
 SOURCES := $(shell find csrc cmake -type d -o -type f) CMakeLists.txt setup.py pyproject.toml \
            _pycoll_autoload.py
-CPP := $(shell find csrc tests -name '*.cpp' -o -name '*.h' -o -name '*.cuh' -o -name '*.cu')
+CPP := $(shell find csrc tests benchmarks -name '*.cpp' -o -name '*.c' -o -name '*.h' -o -name '*.cuh' \
+                    -o -name '*.cu')
 
 .PHONY: help build demo test test-full bench lint format clean FORCE
 help:
