@@ -46,7 +46,7 @@ environments = load("environments")
 
 @pytest.fixture(scope="module")
 def core_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return environments.build_core_driver(tmp_path_factory.mktemp("peers") / "core_driver")
+    return environments.build_core_driver(tmp_path_factory.mktemp("peers"))
 
 
 def start_core(driver: Path, ranks: int, most_bytes: int) -> Any:

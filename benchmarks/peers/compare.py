@@ -48,7 +48,7 @@ class Plan:
 
 
 def core_launch(ranks: int, cache: Path) -> Launch:
-    driver = build_core_driver(cache / "core_driver")
+    driver = build_core_driver(cache)
     return Launch(OURS["c"], [str(driver)], ranks, launcher=False)
 
 

@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import venv
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -201,13 +202,15 @@ def installed_library() -> Path:
     return library.resolve()
 
 
-def build_core_driver(target: Path, library: Path | None = None) -> Path:
-    """Compiles core_driver.cpp against a libpycoll.so, by default the installed one.
+def build_core_driver(directory: Path, library: Path | None = None) -> Path:
+    """Compiles core_driver.cpp against a libpycoll.so, by default the installed one; in `directory`
+    each library has a driver of its own.
 
     The headers are those of this source tree, which must be what the library was built from: wheels
     carry no headers.
     """
     library = library or installed_library()
+    target = directory.resolve() / f"core_driver-{zlib.crc32(os.fsencode(library)):08x}"
     sources = [HERE / "core_driver.cpp", HERE / "driver.h", library]
     if not is_current(target, *sources):
         target.parent.mkdir(parents=True, exist_ok=True)
