@@ -329,6 +329,7 @@ def test_direct_calls_are_by_position(monkeypatch: pytest.MonkeyPatch) -> None:
         (["-f", "1"], "--factor"),
         (["-b", "1M", "-e", "1K"], "nothing to measure"),
         (["--require-ahead", "--backends", "pycoll"], "--require-ahead"),
+        (["--require-ahead", "--api", "direct"], "--require-ahead"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused(flags: list[str], says: str) -> None:

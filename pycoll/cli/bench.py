@@ -212,6 +212,8 @@ def require_usable(arguments: argparse.Namespace) -> None:
             raise UsageError("--memory shareable: this build of pycoll has no pycoll.empty")
     if arguments.require_ahead and "pycoll" not in arguments.backends.split(",")[1:]:
         raise UsageError("--require-ahead: --backends must name another backend, then pycoll")
+    if arguments.require_ahead and "dist" not in arguments.api.split(","):
+        raise UsageError("--require-ahead is about pycoll through torch.distributed (--api dist)")
 
 
 def make_plan(arguments: argparse.Namespace) -> Plan:
