@@ -67,39 +67,37 @@ constexpr CollectiveRow kCollectives[] = {
     {"barrier", Collective::barrier, ReduceOp::none},
 };
 
-VectorView vector_of(Parts parts, float* data, size_t elements, int world_size) {
-  VectorView view;
-  const int blocks = parts == Parts::world ? world_size : 1;
-  const size_t part = elements / static_cast<size_t>(blocks);
-  for (int i = 0; i < blocks; ++i) {
-    view.blocks.push_back(
-        {reinterpret_cast<std::byte*>(data + static_cast<size_t>(i) * part), part});
-  }
-  return view;
+PlainCall::Vector vector_of(Parts parts, float* data, size_t elements, int world_size) {
+  const uint32_t blocks = parts == Parts::world ? static_cast<uint32_t>(world_size) : 1;
+  PlainCall::Vector vector;
+  vector.data = reinterpret_cast<std::byte*>(data);
+  vector.block_count = elements / blocks;
+  vector.blocks = blocks;
+  return vector;
 }
 
 void describe_vectors(const Communicator& group, const command& command, float* input,
-                      float* output, CallRequest& request) {
-  const CollectiveTraits& traits = traits_of(request.collective);
+                      float* output, PlainCall& call) {
+  const CollectiveTraits& traits = traits_of(call.collective);
   const driver_shape shape = driver_shape_of(&command, group.world_size());
-  request.dtype = DType::float32;
+  call.dtype = DType::float32;
   if (!traits.input_at_root || group.rank() == 0) {
-    request.input = vector_of(traits.input, input, shape.given, group.world_size());
+    call.input = vector_of(traits.input, input, shape.given, group.world_size());
   }
-  request.output = vector_of(traits.output, output, shape.got, group.world_size());
+  call.output = vector_of(traits.output, output, shape.got, group.world_size());
 }
 
 int call(void* state, const command* command, float* input, float* output) {
   auto& group = *static_cast<Communicator*>(state);
   for (const CollectiveRow& row : kCollectives) {
     if (std::string_view(row.name) != command->collective) continue;
-    CallRequest request;
-    request.collective = row.collective;
-    request.reduce_op = row.op;
+    PlainCall call;
+    call.collective = row.collective;
+    call.reduce_op = row.op;
     if (row.collective != Collective::barrier) {
-      describe_vectors(group, *command, input, output, request);
+      describe_vectors(group, *command, input, output, call);
     }
-    group.run(std::move(request), nullptr);
+    group.run(call, nullptr);
     return 0;
   }
   return 1;
