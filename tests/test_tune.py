@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from helpers_threads import ThreadRanks
 from pool import communicator_ranks
 from pycoll import _core, cli
-from pycoll.cli import cross_memory, tune_measure
+from pycoll.cli import checks, cross_memory, tune_measure
 from pycoll.cli.tune_measure import Plan
 from pycoll.cli.tune_rules import Measured, choose, rules_of
-from pycoll.selection import MAX_BYTES, Table
+from pycoll.selection import MAX_BYTES, Rule, Table
 
 SIZES = tuple(64 << (2 * i) for i in range(6))  # 64 bytes to 64 KiB
 
@@ -215,6 +215,21 @@ def test_the_command_writes_a_table_that_can_be_used(tmp_path):
 def test_wrong_arguments_are_told(arguments, text, capsys):
     assert cli.main(["tune", *arguments]) == 2
     assert text in capsys.readouterr().err
+
+
+def test_the_doctor_looks_at_the_table_in_force(tmp_path, monkeypatch):
+    def finding() -> checks.Finding:
+        (found,) = (f for f in checks.environment() if f.name == "PYCOLL_TABLE")
+        return found
+
+    monkeypatch.setenv("PYCOLL_TABLE", str(tmp_path / "t.json"))
+    assert finding().state == checks.State.missing
+    assert "t.json" in finding().text
+    Table((Rule("all_reduce", "ring"),)).save(tmp_path / "t.json")
+    assert finding().state == checks.State.ok
+    assert "1 rules" in finding().text
+    monkeypatch.delenv("PYCOLL_TABLE")
+    assert finding().state == checks.State.info
 
 
 # ---- benchmarks/cliffs.py ----

@@ -194,12 +194,27 @@ def environment() -> list[Finding]:
     known = {finding.name: finding for finding in native_variables()}
     text = f"{os.environ.get('PYCOLL_TORCH', '1')}: 0 keeps `import pycoll` from importing torch"
     known["PYCOLL_TORCH"] = Finding("PYCOLL_TORCH", State.info, text)
+    if os.environ.get("PYCOLL_TABLE") and core() is not None:
+        known["PYCOLL_TABLE"] = selection_table(os.environ["PYCOLL_TABLE"])
     unknown = [
         Finding(name, State.missing, f"{value!r}: pycoll reads no such variable", "check spelling")
         for name, value in sorted(os.environ.items())
         if name.startswith("PYCOLL_") and name not in known
     ]
     return [*known.values(), *unknown]
+
+
+def selection_table(file: str) -> Finding:
+    """Whether groups can be made with it."""
+    from pycoll.selection import Table
+
+    try:
+        rules = Table.load(file).rules
+    except ValueError as error:
+        advice = "no group can be made with it: make a new one with `pycoll tune`"
+        return Finding("PYCOLL_TABLE", State.missing, str(error), advice)
+    text = f"{file}: {len(rules)} rules; the same on every rank"
+    return Finding("PYCOLL_TABLE", State.ok, text)
 
 
 def native_variables() -> list[Finding]:
