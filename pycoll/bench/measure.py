@@ -26,10 +26,6 @@ from pycoll.bench.memory import Buffer, Operands, count_wrong, refill, write_pat
 from pycoll.bench.plan import Plan, Row, Sample
 from pycoll.bench.problem import Problem
 
-# Batches whose calls are timed one by one. Reading the clock costs a call about 0.1 us, so they are
-# kept apart from the batches that give the median.
-STAMPED_ROUNDS = 3
-
 
 class Turn:
     """One contender at one size: what is called, on what, and what came of it.
@@ -134,7 +130,7 @@ class Runner:
     def _rounds(self, turns: list[Turn], rounds: int) -> None:
         # Where every batch is one call, rounds have timed single calls already.
         many = max(turn.sample.iterations for turn in turns) > 1 and not self.plan.rewrite
-        kinds = [self._plain] * rounds + [self._stamped] * (STAMPED_ROUNDS if many else 0)
+        kinds = [self._plain] * rounds + [self._stamped] * (self.plan.stamped_rounds if many else 0)
         if self.plan.rewrite:
             kinds = [self._rewriting] * rounds
         self._shuffle.shuffle(kinds)
