@@ -234,6 +234,93 @@ def trace(programs: Sequence[Program], inputs: Sequence[Sequence[float]], op: st
 def chunk_range(count: int, chunks: int, chunk: int, align: int = 1) -> tuple[int, int]:
     """Elements [begin, end) of a chunk of a vector of `count` elements."""
 
+# ---- simulator -------------------------------------------------------------------------------
+
+class HostModel:
+    """What a host costs: bytes a second (inf: no limit) and seconds; csrc/simulator/machine.h."""
+
+    cores: float
+    cache_bandwidth: float
+    peer_bandwidth: float
+    core_bandwidth: float
+    memory_bandwidth: float
+    cache_bytes: float
+    reduce_bandwidth: float
+    call_overhead: float
+    step_overhead: float
+    flag_latency: float
+    switch_overhead: float
+    def __init__(self) -> None: ...
+
+class NetworkModel:
+    """Full-duplex ports of hosts, shared by their ranks."""
+
+    bandwidth: float
+    latency: float
+    message_overhead: float
+    cpu_bandwidth: float
+    def __init__(self) -> None: ...
+
+class MachineModel:
+    """Hosts that are alike. `host` and `network` are parts of it, not copies."""
+
+    host: HostModel
+    network: NetworkModel
+    ranks_per_host: int
+    """Rank r is on host r // ranks_per_host; 0: all on one."""
+    def __init__(self) -> None: ...
+
+class SimulationResult:
+    """One simulated call."""
+
+    @property
+    def seconds(self) -> float:
+        """Until the last rank has finished."""
+    @property
+    def finished(self) -> list[float]:
+        """Of each simulated rank."""
+    @property
+    def rounds(self) -> int: ...
+    @property
+    def steps(self) -> int:
+        """Executed, by the simulated ranks."""
+    @property
+    def events(self) -> int: ...
+    @property
+    def simulated_ranks(self) -> int:
+        """Fewer than all where the other hosts are known to see the same (exact)."""
+    @property
+    def compared_hosts(self) -> int:
+        """Whose Programs were compared with host 0's before they were taken to be alike."""
+    @property
+    def network_bytes(self) -> float:
+        """Between all hosts."""
+    @property
+    def network_messages(self) -> int: ...
+
+def simulate(
+    collective: str,
+    algorithm: str,
+    ranks: int,
+    bytes: int,
+    machine: MachineModel,
+    *,
+    dtype: str = "float32",
+    root: int = 0,
+    in_place: bool = True,
+    slot_bytes: int = ...,
+    fifo_depth: int = ...,
+    window_bytes: int = ...,
+    use_symmetry: bool = True,
+    most_steps: int = ...,
+) -> SimulationResult:
+    """Runs the Programs of a collective on a described machine.
+
+    `bytes`: of the longest of a rank's vectors (all blocks together where there are blocks).
+    Raises InvalidArgumentError for wrong requests, for an algorithm that cannot run there, for more
+    than `most_steps` steps to hold in memory, and for a deadlock.
+    """
+
 # ---- kernels ---------------------------------------------------------------------------------
 
 def isas() -> list[str]:

@@ -8,6 +8,7 @@ namespace pycoll {
 // First: the others may throw pycoll::Error already while they register.
 void bind_errors(pybind11::module_& module);
 void bind_program(pybind11::module_& module);
+void bind_simulator(pybind11::module_& module);
 void bind_kernels(pybind11::module_& module);
 void bind_communicator(pybind11::module_& module);
 void bind_arena(pybind11::module_& module);

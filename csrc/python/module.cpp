@@ -4,6 +4,7 @@ PYBIND11_MODULE(_core, module) {
   module.doc() = "The core of pycoll without torch: Programs, checker, kernels, communicator.";
   pycoll::bind_errors(module);
   pycoll::bind_program(module);
+  pycoll::bind_simulator(module);
   pycoll::bind_kernels(module);
   pycoll::bind_communicator(module);
   pycoll::bind_arena(module);
