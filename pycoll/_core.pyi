@@ -312,11 +312,13 @@ def simulate(
     fifo_depth: int = ...,
     window_bytes: int = ...,
     use_symmetry: bool = True,
+    symmetry_from: int = ...,
     most_steps: int = ...,
 ) -> SimulationResult:
     """Runs the Programs of a collective on a described machine.
 
     `bytes`: of the longest of a rank's vectors (all blocks together where there are blocks).
+    `symmetry_from`: steps of all ranks from which on it is worth looking for hosts that are alike.
     Raises InvalidArgumentError for wrong requests, for an algorithm that cannot run there, for more
     than `most_steps` steps to hold in memory, and for a deadlock.
     """

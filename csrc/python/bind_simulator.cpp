@@ -37,7 +37,7 @@ SimulationResult simulate_named(const std::string& collective, const std::string
                                 int32_t ranks, uint64_t bytes, const Machine& machine,
                                 const std::string& dtype, int32_t root, bool in_place,
                                 uint64_t slot_bytes, uint32_t fifo_depth, uint64_t window_bytes,
-                                bool use_symmetry, uint64_t most_steps) {
+                                bool use_symmetry, uint64_t symmetry_from, uint64_t most_steps) {
   Request request(collective, algorithm, ranks, bytes, machine);
   const auto type = dtype_from_name(dtype);
   if (!type) fail(ErrorKind::invalid_argument, "no dtype \"", dtype, "\"");
@@ -46,6 +46,7 @@ SimulationResult simulate_named(const std::string& collective, const std::string
   request.in_place = in_place;
   request.geometry = {slot_bytes, fifo_depth, window_bytes};
   request.use_symmetry = use_symmetry;
+  request.symmetry_from = symmetry_from;
   request.most_steps = most_steps;
   const py::gil_scoped_release unlocked;
   return simulate(request, raise_if_interrupted);
@@ -99,7 +100,8 @@ void bind_simulator(py::module_& m) {
         arg("bytes"), arg("machine"), py::kw_only(), arg("dtype") = "float32", arg("root") = 0,
         arg("in_place") = true, arg("slot_bytes") = usual.slot_bytes,
         arg("fifo_depth") = usual.fifo_depth, arg("window_bytes") = usual.window_bytes,
-        arg("use_symmetry") = true, arg("most_steps") = SimulationRequest{}.most_steps,
+        arg("use_symmetry") = true, arg("symmetry_from") = SimulationRequest{}.symmetry_from,
+        arg("most_steps") = SimulationRequest{}.most_steps,
         "Runs the Programs of a collective on a described machine.");
 }
 

@@ -100,16 +100,17 @@ class Pricing {
 
   void message_read(double bytes, bool network) {
     if (bytes == 0) return;
-    add(bytes, network ? host_.cache_bandwidth : host_.peer_bandwidth);
-    if (network) through_network(bytes);
+    if (network) return through_network(bytes);
+    add(bytes, host_.peer_bandwidth);
   }
 
   void message_write(double bytes, bool network) {
     if (bytes == 0) return;
+    if (network) return through_network(bytes);
     add(bytes, host_.cache_bandwidth);
-    if (network) through_network(bytes);
   }
 
+  // Payloads are sent from and received into the place where the step has them.
   void through_network(double bytes) {
     price_.fixed += network_.message_overhead;
     add(bytes, network_.cpu_bandwidth);

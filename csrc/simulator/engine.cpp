@@ -34,7 +34,10 @@ Engine::Engine(const System& system, const Machine& machine, uint32_t depth)
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     for (int32_t p = system.first_process[rank]; p < system.first_process[rank + 1]; ++p) {
       LaneState& lane = lanes_[static_cast<size_t>(p)];
-      lane.done = system.processes[static_cast<size_t>(p)].count == 0;
+      const Process& process = system.processes[static_cast<size_t>(p)];
+      lane.round = static_cast<uint64_t>(process.flight);
+      lane.done = process.count == 0;
+      if (!lane.done) skip_empty(p);
       if (!lane.done) ++ranks_[rank].lanes_left;
     }
     if (ranks_[rank].lanes_left == 0) continue;
@@ -194,21 +197,30 @@ void Engine::finish_step(int32_t process, double now) {
 }
 
 void Engine::next_step(int32_t process, double now) {
-  LaneState& lane = lanes_[static_cast<size_t>(process)];
-  const Process& wired = system_.processes[static_cast<size_t>(process)];
-  do {
-    if (++lane.step == wired.count) {
-      lane.step = 0;
-      lane.done = ++lane.round == system_.rounds;
-    }
-    // Empty slices travel in the first round only.
-  } while (!lane.done && lane.round > 0 && elements_of(process) == 0 &&
-           !system_.is_barrier[step_of(process).price]);
-  if (!lane.done) return;
-  RankState& state = ranks_[static_cast<size_t>(wired.rank)];
-  if (--state.lanes_left > 0) return;
-  result_.finished[static_cast<size_t>(wired.rank)] = now;
+  go_on(process);
+  skip_empty(process);
+  if (!lanes_[static_cast<size_t>(process)].done) return;
+  const int32_t rank = system_.processes[static_cast<size_t>(process)].rank;
+  if (--ranks_[static_cast<size_t>(rank)].lanes_left > 0) return;
+  result_.finished[static_cast<size_t>(rank)] = now;
   --ranks_left_;
+}
+
+void Engine::go_on(int32_t process) {
+  LaneState& lane = lanes_[static_cast<size_t>(process)];
+  if (++lane.step < system_.processes[static_cast<size_t>(process)].count) return;
+  lane.step = 0;
+  lane.round += static_cast<uint64_t>(system_.flights);
+  lane.done = lane.round >= system_.rounds;
+}
+
+// Empty slices travel in the first round only.
+void Engine::skip_empty(int32_t process) {
+  const LaneState& lane = lanes_[static_cast<size_t>(process)];
+  while (!lane.done && lane.round > 0 && elements_of(process) == 0 &&
+         !system_.is_barrier[step_of(process).price]) {
+    go_on(process);
+  }
 }
 
 void Engine::announce(int32_t process, double now) {

@@ -1,7 +1,8 @@
 // The discrete-event engine.
 //
 //   * A rank is one thread: it runs the steps of its lanes one at a time, in the executor's order
-//     (runtime/executor.cpp: a lane as far as it gets, then the next).
+//     (runtime/executor.cpp: a lane as far as it gets, then the next), with as many rounds under
+//     way as the executor has.
 //   * The steps that a host's ranks are at share its cores and its memory: with k of them at work,
 //     each advances at min(1, cores / k, memory_bandwidth / what they ask for) of full speed.
 //   * A message takes effect when its step ends. Inside a host it is seen after `flag_latency`. To
@@ -108,6 +109,8 @@ class Engine {
   double work_of(int32_t rank, const CompiledStep& step, uint64_t elements, double& memory) const;
   void finish_step(int32_t process, double now);
   void next_step(int32_t process, double now);
+  void go_on(int32_t process);
+  void skip_empty(int32_t process);
   void announce(int32_t process, double now);
   void seen(int32_t process, double now);
   void release(int32_t fifo, double now);

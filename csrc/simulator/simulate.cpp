@@ -14,8 +14,6 @@
 namespace pycoll::simulator {
 namespace {
 
-// Below this the whole system is simulated even where symmetry would do.
-constexpr uint64_t kFewSteps = 1'000'000;
 // Symmetry is checked on every rank up to so many steps, above on hosts that are spread out.
 constexpr uint64_t kComparedSteps = 4'000'000;
 constexpr int32_t kFewestCompared = 4;
@@ -42,11 +40,12 @@ class Simulation {
     const uint64_t steps = estimate_steps();
     Symmetry symmetry(SymmetryKind::none, request_.ranks, per_host_);
     int32_t compared = 0;
-    if (request_.use_symmetry && steps > kFewSteps) {
+    if (request_.use_symmetry && steps >= request_.symmetry_from) {
       if (const auto found = find_symmetry(compared)) symmetry = *found;
     }
-    const uint64_t held =
-        steps / static_cast<uint64_t>(request_.ranks) * static_cast<uint64_t>(symmetry.simulated());
+    const uint64_t held = static_cast<uint64_t>(flights_) * steps /
+                          static_cast<uint64_t>(request_.ranks) *
+                          static_cast<uint64_t>(symmetry.simulated());
     if (held > request_.most_steps) refuse_steps(held);
     const System system = compile(symmetry);
     tick_();
@@ -112,6 +111,9 @@ class Simulation {
     output_ = view_of(traits.output);
     slice_ = slice_elements(first_, kernels_, element_, request_.geometry);
     rounds_ = round_count(first_, input_, output_, slice_, element_);
+    // As the executor has it: several rounds only where there are no windows.
+    const auto most = static_cast<uint64_t>(kMaxChannels / first_.channels);
+    flights_ = request_.ranks > per_host_ ? static_cast<int32_t>(std::min(most, rounds_)) : 1;
     call_.element_bytes = static_cast<uint32_t>(element_);
     call_.acc_bytes =
         static_cast<uint32_t>(kernels_ == nullptr ? element_ : size_of(kernels_->acc));
@@ -214,7 +216,7 @@ class Simulation {
   }
 
   System compile(const Symmetry& symmetry) {
-    Compiler compiler(request_.machine, call_, symmetry, hosts_);
+    Compiler compiler(request_.machine, call_, symmetry, hosts_, flights_);
     for (int32_t rank = 0; rank < symmetry.simulated(); ++rank) {
       if (rank % 256 == 0) tick_();
       const Program program = build(rank);
@@ -236,6 +238,7 @@ class Simulation {
   size_t element_ = 4;
   uint64_t slice_ = 1;
   uint64_t rounds_ = 1;
+  int32_t flights_ = 1;
   CallShape call_;
 };
 

@@ -26,8 +26,9 @@ struct SimulationRequest {
   bool in_place = true;        // input and output are one memory
   TransportGeometry geometry;  // slots, FIFO depth and windows, as the executor gets them
   Machine machine;
-  bool use_symmetry = true;           // where it is exact and saves work
-  uint64_t most_steps = 100'000'000;  // that are held in memory
+  bool use_symmetry = true;            // where it is exact and saves work:
+  uint64_t symmetry_from = 1'000'000;  // steps from which on it is looked for
+  uint64_t most_steps = 100'000'000;   // that are held in memory
 };
 
 struct SimulationResult {

@@ -27,26 +27,28 @@ void Compiler::begin_rank(const Program& program) {
   system_.host.push_back(hosts_[static_cast<size_t>(program.rank)]);
 }
 
-void Compiler::begin_lane(const Program& program) {
-  system_.processes.push_back({program.rank, system_.steps.size(), 0});
+void Compiler::begin_lane(const Program& program, int32_t flight) {
+  system_.processes.push_back({program.rank, flight, system_.steps.size(), 0});
 }
 
 void Compiler::add_step(const Program& program, int32_t lane, const Step& step, uint64_t length) {
   const StepTraits& traits = traits_of(step.kind);
   const int32_t process = static_cast<int32_t>(system_.processes.size()) - 1;
+  // Flights have FIFOs of their own.
+  const int32_t channel = system_.processes.back().flight * program.channels + step.channel;
   CompiledStep compiled;
   StepRoute route;
   if (step.group >= 0) {
     route.members = static_cast<int32_t>(program.groups[static_cast<size_t>(step.group)].size());
   }
   if (traits.receives) {
-    compiled.in = fifo({step.from, program.rank, step.channel});
+    compiled.in = fifo({step.from, program.rank, channel});
     FifoEnds& ends = system_.fifos[static_cast<size_t>(compiled.in)];
     ends.receiver = process;
     route.network_in = ends.network;
   }
   if (traits.sends) {
-    compiled.out = fifo({program.rank, step.to, step.channel});
+    compiled.out = fifo({program.rank, step.to, channel});
     FifoEnds& ends = system_.fifos[static_cast<size_t>(compiled.out)];
     ends.sender = process;
     route.network_out = ends.network;

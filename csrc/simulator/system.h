@@ -20,9 +20,10 @@ struct CompiledStep {
   uint16_t length = 0;
 };
 
-// A lane of a rank.
+// A lane of a rank, in one of its flights (Executor::flights_of in runtime/executor.cpp).
 struct Process {
   int32_t rank = 0;
+  int32_t flight = 0;  // it runs rounds flight, flight + flights, ...
   uint64_t first = 0;  // of its steps
   uint64_t count = 0;
 };
@@ -47,6 +48,7 @@ struct System {
   int32_t hosts = 1;
   uint64_t slice = 1;  // elements
   uint64_t rounds = 1;
+  int32_t flights = 1;  // rounds that are under way at a time
 };
 
 // Adds the Programs of the ranks that are simulated, 0 first, one after the other; each may be
@@ -55,17 +57,21 @@ class Compiler {
  public:
   // `hosts`: of every rank, also of those that symmetry spares.
   Compiler(const Machine& machine, const CallShape& call, const Symmetry& symmetry,
-           const std::vector<int32_t>& hosts)
-      : machine_(machine), call_(call), symmetry_(symmetry), hosts_(hosts) {}
+           const std::vector<int32_t>& hosts, int32_t flights)
+      : machine_(machine), call_(call), symmetry_(symmetry), hosts_(hosts) {
+    system_.flights = flights;
+  }
 
   // `length_of(step)`: elements of the whole chunk that a step works on.
   template <typename LengthOf>
   void add(const Program& program, const LengthOf& length_of) {
     begin_rank(program);
-    for (size_t lane = 0; lane < program.lanes.size(); ++lane) {
-      begin_lane(program);
-      for (const Step& step : program.lanes[lane].steps) {
-        add_step(program, static_cast<int32_t>(lane), step, length_of(step));
+    for (int32_t flight = 0; flight < system_.flights; ++flight) {
+      for (size_t lane = 0; lane < program.lanes.size(); ++lane) {
+        begin_lane(program, flight);
+        for (const Step& step : program.lanes[lane].steps) {
+          add_step(program, static_cast<int32_t>(lane), step, length_of(step));
+        }
       }
     }
   }
@@ -82,7 +88,7 @@ class Compiler {
   };
 
   void begin_rank(const Program& program);
-  void begin_lane(const Program& program);
+  void begin_lane(const Program& program, int32_t flight);
   void add_step(const Program& program, int32_t lane, const Step& step, uint64_t length);
   int32_t fifo(Ends ends);
   uint16_t intern_price(const Price& price, bool barrier);
