@@ -110,7 +110,7 @@ class Simulation {
     input_ = view_of(traits.input);
     output_ = view_of(traits.output);
     slice_ = slice_elements(first_, kernels_, element_, request_.geometry);
-    rounds_ = round_count(first_, input_, output_, slice_, element_);
+    rounds_ = round_count(ChunkCutter(first_, input_, output_, element_).largest_chunk(), slice_);
     // As the executor has it: several rounds only where there are no windows.
     const auto most = static_cast<uint64_t>(kMaxChannels / first_.channels);
     flights_ = request_.ranks > per_host_ ? static_cast<int32_t>(std::min(most, rounds_)) : 1;
