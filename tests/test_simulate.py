@@ -7,7 +7,7 @@ summing m bytes takes m gamma), with a rank on each host and a vector that fits 
 * binomial tree (Thakur, Rabenseifner and Gropp 2005): log2(n) (alpha + m beta)
 * recursive doubling (there): log2(n) (alpha + m beta + m gamma)
 * two binary trees (Sanders, Speck and Traeff 2009): 2 h alpha for a vector of nothing, h the height
-  of the higher tree; for a long one 2 m beta, since each rank sends and receives 2 m bytes
+  of the higher tree; for a long one 2 m beta, since inner ranks send and receive 2 m bytes
 """
 
 from __future__ import annotations
@@ -89,16 +89,12 @@ def test_two_trees_are_their_closed_forms(ranks):
     height = round(math.log2(ranks + 1)) - 1  # perfect trees, of 2^k - 1 ranks
     on = machine(beta=0)
     assert seconds("tree", ranks, 8, on) == pytest.approx(2 * height * ALPHA, rel=0.01)
-    count = 64 << 20
-    slices = 512 if ranks < 100 else 2048
+    # Inner ranks but the roots: two children and a parent in one tree, a parent in the other. On 3
+    # ranks there are only roots.
+    moved = 1.5 if ranks == 3 else 2
+    count, slices = 64 << 20, 256 * (height + 1)
     pipelined = seconds("tree", ranks, count, machine(alpha=0), slot_bytes=count // 2 // slices)
-    assert pipelined == pytest.approx(2 * count * BETA, rel=0.01 + 2 * height / slices)
-
-
-def test_two_trees_on_many_slices_come_within_one_percent():
-    count = 64 << 20
-    pipelined = seconds("tree", 15, count, machine(alpha=0), slot_bytes=count // 2 // 2048)
-    assert pipelined == pytest.approx(2 * count * BETA, rel=0.01)
+    assert pipelined == pytest.approx(moved * count * BETA, rel=0.01)
 
 
 @pytest.mark.parametrize("on", [machine(gamma=GAMMA), machine(per_host=4), real(1), real(4)])
@@ -203,7 +199,7 @@ def test_partial_sums_of_narrow_types_are_wide_on_the_wire():
         ("all_reduce", "one_shot", 8, "one_shot reads peers' memory"),
         ("all_reduce", "nosuch", 8, "no algorithm"),
         ("all_reduce", "ring", 0, "world_size must be at least 1"),
-        ("all_to_all", "direct", 4096, "4096 ranks has .* steps, about 8190 a rank; at most 1000"),
+        ("all_to_all", "direct", 4096, "4096 ranks has .* steps, about 4096 a rank; at most 1000"),
     ],
 )
 def test_what_cannot_be_simulated_says_why(collective, algorithm, ranks, reason):
