@@ -199,7 +199,7 @@ def test_partial_sums_of_narrow_types_are_wide_on_the_wire():
         ("all_reduce", "one_shot", 8, "one_shot reads peers' memory"),
         ("all_reduce", "nosuch", 8, "no algorithm"),
         ("all_reduce", "ring", 0, "world_size must be at least 1"),
-        ("all_to_all", "direct", 4096, "4096 ranks has .* steps, about 4096 a rank; at most 1000"),
+        ("all_to_all", "direct", 4096, "4096 ranks has .* steps, about 8191 a rank; at most 1000"),
     ],
 )
 def test_what_cannot_be_simulated_says_why(collective, algorithm, ranks, reason):
