@@ -217,8 +217,8 @@ MUTANTS = [
     Mutant(
         "tail_dropped",
         "csrc/runtime/slices.h",
-        "(largest + slice - 1) / slice",
-        "largest / slice",
+        "(largest_chunk + slice - 1) / slice",
+        "largest_chunk / slice",
         "the last slice of a vector is not reduced when it is not full",
         "all_gather/ring",
         WRONG_RESULT,
