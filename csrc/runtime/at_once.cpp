@@ -124,6 +124,7 @@ void Communicator::learn(const PlainCall& call, Known& known) {
   known.header = header_of(request, algorithm, Nanoseconds(0));
   const Lock lock(mutex_);
   known.program = &plan(algorithm, request);
+  known.slice = executor_.slice_for(*known.program, kernels, call.dtype);
 }
 
 // Nothing may fail once a call has its number: so it has room for any call.
@@ -139,6 +140,7 @@ void Communicator::prepare(const PlainCall& call, const Known& known, uint64_t s
   ExecutorInput& in = operation.input_;
   in.program = known.program;
   in.kernels = known.kernels;
+  in.slice = known.slice;
   in.call = known.header;
   in.call.sequence = sequence;
   operation.timeout_ = call.timeout.value_or(timeout_.load(std::memory_order_relaxed));

@@ -130,6 +130,7 @@ class Communicator {
     PlainCall call;  // but for addresses and timeout
     const Program* program = nullptr;
     const ReduceKernels* kernels = nullptr;
+    uint64_t slice = 0;
     CallHeader header;
   };
   static constexpr size_t kKnown = 64;  // a power of two

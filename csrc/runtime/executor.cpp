@@ -45,7 +45,8 @@ void Executor::start(const ExecutorInput& input) {
   fingerprint_ = fingerprint(input.call);
   element_ = size_of(input.call.dtype);
   acc_size_ = input.kernels != nullptr ? size_of(input.kernels->acc) : element_;
-  slice_ = slice_elements(*input.program, input.kernels, element_, geometry_);
+  slice_ = input.slice != 0 ? input.slice
+                            : slice_elements(*input.program, input.kernels, element_, geometry_);
   const uint64_t largest =
       ChunkCutter(*input.program, input.input, input.output, element_).largest_chunk();
   rounds_ = round_count(largest, slice_);

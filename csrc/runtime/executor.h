@@ -44,6 +44,7 @@ struct ExecutorInput {
   CallHeader call;
   VectorView input;
   VectorView output;
+  uint64_t slice = 0;  // slice_elements(), where it is known already
 };
 
 // Memory aligned to cache lines that grows and is kept.
@@ -59,10 +60,18 @@ class Scratch {
   size_t bytes_ = 0;
 };
 
+// Elements a slice may have so that every message fits its slot and every window chunk its share. A
+// pure function of what all ranks agree on.
+uint64_t slice_elements(const Program& program, const ReduceKernels* kernels, size_t element,
+                        const TransportGeometry& geometry);
+
 class Executor {
  public:
   Executor(Transport& transport, const TransportGeometry& geometry, int rank);
 
+  uint64_t slice_for(const Program& program, const ReduceKernels* kernels, DType dtype) const {
+    return slice_elements(program, kernels, size_of(dtype), geometry_);
+  }
   // Begins an operation; the previous one must be done or given up (after which the group is dead).
   void start(const ExecutorInput& input);
   // True when something moved. Throws Error(mismatch) when a peer runs another operation.
@@ -166,10 +175,5 @@ class Executor {
   Scratch acc_;
   Scratch block_;
 };
-
-// Elements a slice may have so that every message fits its slot and every window chunk its share. A
-// pure function of what all ranks agree on.
-uint64_t slice_elements(const Program& program, const ReduceKernels* kernels, size_t element,
-                        const TransportGeometry& geometry);
 
 }  // namespace pycoll

@@ -48,13 +48,23 @@ class ChunkCutter {
   }
 
  private:
+  // Chunks of a block.
+  static int32_t parts_of(const VectorView& view, int32_t chunks) {
+    const auto blocks = static_cast<int32_t>(view.blocks.size());
+    return chunks == blocks ? 1 : chunks / blocks;
+  }
   static bool in_vectors(Ref ref) {
     return ref.space == Space::input || ref.space == Space::output;
   }
 
   Place place(const VectorView& view, int32_t chunks, int32_t chunk) const {
     if (view.blocks.empty() || chunks == 0) return {};
-    const auto parts = chunks / static_cast<int32_t>(view.blocks.size());
+    const int32_t parts = parts_of(view, chunks);
+    // A whole block: most chunks of small operations are, and divisions are slow.
+    if (parts == 1) {
+      const Block& block = view.blocks[static_cast<size_t>(chunk)];
+      return {block.data, {0, block.count}};
+    }
     const Block& block = view.blocks[static_cast<size_t>(chunk / parts)];
     return {block.data, chunk_range(block.count, parts, chunk % parts, align_)};
   }
@@ -62,8 +72,7 @@ class ChunkCutter {
   uint64_t largest(const VectorView& view, int32_t chunks) const {
     uint64_t most = 0;
     // Chunks shrink towards the end of a block: the first of each is its largest.
-    const int32_t parts =
-        view.blocks.empty() ? 1 : chunks / static_cast<int32_t>(view.blocks.size());
+    const int32_t parts = view.blocks.empty() ? 1 : parts_of(view, chunks);
     for (int32_t chunk = 0; chunk < chunks; chunk += parts) {
       most = std::max(most, place(view, chunks, chunk).range.size());
     }
