@@ -139,6 +139,9 @@ class Communicator:
 
         Shape and dtype must be the same on all ranks.
         """
+        plain = factor == 1.0 and algorithm == "auto" and timeout is None and not async_op
+        if plain and self._core.all_reduce_at_once(array, op):
+            return None
         check_array("all_reduce", "array", array, writable=True)
         call = Call("all_reduce", op, factor, 0, algorithm, timeout)
         return self._run(call, [array], [array], async_op)

@@ -59,7 +59,8 @@ def forms(rank, w):
     torch_op = torch.full((3,), rank + 1.0)
     pycoll.all_reduce(torch_op, dist.ReduceOp.MAX)
     named = torch.full((3,), rank + 1.0)
-    pycoll.all_reduce(named, op="avg", group=half) if rank < 2 else None
+    if rank < 2:
+        pycoll.all_reduce(group=half, tensor=named, op="".join(["a", "vg"]))
     later = torch.full((3,), rank + 1.0)
     work = pycoll.all_reduce(later, async_op=True)
     work.wait()
@@ -88,6 +89,8 @@ def errors(rank, w):
         lambda: pycoll.all_reduce(torch.ones(2), "median"),
         lambda: pycoll.all_reduce(),
         lambda: pycoll.all_reduce([1.0]),
+        lambda: pycoll.all_reduce(torch.ones(1), tensor=torch.ones(1)),
+        lambda: pycoll.all_reduce(torch.ones(1), oops=1),
         lambda: pycoll.all_reduce(torch.ones(1).expand(4)),
         lambda: pycoll.all_reduce(torch.ones(2).to_sparse()),
     ):
@@ -108,9 +111,9 @@ def errors(rank, w):
 def test_errors():
     for good, texts in returned(2, errors):
         assert good == [2, 2]
-        assert texts[:3] == ["ValueError", "TypeError", "TypeError"]
-        assert texts[3:5] == ["RuntimeError", "RuntimeError"]
-        assert "sizes differ" in texts[5] and "rank 0" in texts[5] and "rank 1" in texts[5]
+        assert texts[:5] == ["ValueError"] + ["TypeError"] * 4
+        assert texts[5:7] == ["RuntimeError", "RuntimeError"]
+        assert "sizes differ" in texts[7] and "rank 0" in texts[7] and "rank 1" in texts[7]
 
 
 def threads(rank, w):

@@ -16,6 +16,7 @@
 #include "fork_hooks.h"
 #include "gil.h"
 #include "group_options.h"
+#include "op_names.h"
 #include "runtime/communicator.h"
 #include "transport/network.h"
 
@@ -89,6 +90,28 @@ Enum parse_enum(const std::string& name, const char* what) {
     if (name_of(static_cast<Enum>(i)) == name) return static_cast<Enum>(i);
   }
   fail(ErrorKind::invalid_argument, "'", name, "' is no ", what);
+}
+
+// The type of NumPy's own dtypes in this machine's byte order. Others are known by name
+// (pycoll/_arrays.py).
+std::optional<DType> plain_dtype(const py::array& array) {
+  static constexpr struct {
+    char kind;
+    int size;
+    DType dtype;
+  } kRows[] = {
+      {'f', 4, DType::float32}, {'f', 8, DType::float64}, {'f', 2, DType::float16},
+      {'i', 8, DType::int64},   {'i', 4, DType::int32},   {'i', 2, DType::int16},
+      {'i', 1, DType::int8},    {'u', 1, DType::uint8},   {'u', 2, DType::uint16},
+      {'u', 4, DType::uint32},  {'u', 8, DType::uint64},  {'b', 1, DType::bool8},
+  };
+  const py::dtype dtype = array.dtype();
+  const char order = dtype.byteorder();
+  if (order != '=' && order != '|') return std::nullopt;
+  for (const auto& row : kRows) {
+    if (row.kind == dtype.kind() && row.size == dtype.itemsize()) return row.dtype;
+  }
+  return std::nullopt;
 }
 
 struct PyCall {
@@ -215,6 +238,23 @@ class PyCommunicator {
     const GilRelease release;
     communicator_->run(std::move(request), check_signals);
   }
+  // all_reduce of an array that needs no closer look. False: nothing has happened, run() must be
+  // asked.
+  bool all_reduce_at_once(const py::handle& given, const py::handle& op) {
+    if (!py::isinstance<py::array>(given)) return false;
+    const auto array = py::reinterpret_borrow<py::array>(given);
+    const auto dtype = plain_dtype(array);
+    const auto reduce_op = op_names_.find(op.ptr());
+    if (!dtype || !reduce_op || !array.writeable()) return false;
+    if ((array.flags() & py::array::c_style) == 0) return false;
+    const PlainCall::Vector vector{static_cast<std::byte*>(const_cast<void*>(array.data())),
+                                   static_cast<uint64_t>(array.size()), 1};
+    const PlainCall call{Collective::all_reduce, *dtype, *reduce_op, 0, vector, vector, {}};
+    const Callers::Inside inside(*callers_);
+    communicator_->throw_if_dead();
+    const GilRelease release;
+    return communicator_->run_at_once(call, check_signals);
+  }
   // The rank that sent the message, of a receive.
   int run_message(const PyMessage& message) {
     MessageRequest request = make_request(message);
@@ -247,6 +287,7 @@ class PyCommunicator {
  private:
   std::shared_ptr<Communicator> communicator_;
   std::shared_ptr<Callers> callers_ = std::make_shared<Callers>();
+  const OpNames op_names_;
 };
 
 // (name, value in force, default, help, must be equal on all ranks)
@@ -330,6 +371,7 @@ void bind_groups(py::module_& m) {
            }),
            py::kw_only(), py::arg("store"), py::arg("rank"), py::arg("world_size"),
            py::arg("prefix"), py::arg("timeout"), py::arg("variables"), py::arg("table"))
+      .def("all_reduce_at_once", &PyCommunicator::all_reduce_at_once)
       .def("run", &PyCommunicator::run)
       .def("submit", &PyCommunicator::submit<PyCall>)
       .def("run_message", &PyCommunicator::run_message)

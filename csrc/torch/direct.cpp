@@ -3,47 +3,19 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 
+#include "python/op_names.h"
 #include "torch/backend.h"
 
 namespace py = pybind11;
 
 namespace pycoll::torch_adapter {
 namespace {
-
-// What the caller wrote in `op`. Names in Python code are one object each, so most often a
-// comparison of addresses tells.
-class OpNames {
- public:
-  OpNames() {
-    for (size_t i = 0; i < names_.size(); ++i) {
-      names_[i] = py::reinterpret_steal<py::object>(PyUnicode_InternFromString(kRows[i].name));
-    }
-  }
-  std::optional<ReduceOp> find(PyObject* name) const {
-    for (size_t i = 0; i < names_.size(); ++i) {
-      if (names_[i].ptr() == name) return kRows[i].op;
-    }
-    return std::nullopt;
-  }
-
- private:
-  struct Row {
-    const char* name;
-    ReduceOp op;
-  };
-  static constexpr Row kRows[] = {
-      {"sum", ReduceOp::sum}, {"avg", ReduceOp::avg},   {"product", ReduceOp::product},
-      {"min", ReduceOp::min}, {"max", ReduceOp::max},   {"band", ReduceOp::band},
-      {"bor", ReduceOp::bor}, {"bxor", ReduceOp::bxor},
-  };
-  std::array<py::object, std::size(kRows)> names_;
-};
 
 // One direct call: arguments as pycoll/direct.py documents them, looked at without pybind11, whose
 // conversions cost more than a small collective. What is not plain goes to `general`, the Python
@@ -54,27 +26,46 @@ class AllReduce {
       : world_(std::move(world)),
         backend_of_(std::move(backend_of)),
         general_(std::move(general)),
-        default_pg_(py::reinterpret_steal<py::object>(PyUnicode_InternFromString("default_pg"))) {}
+        default_pg_(interned("default_pg")) {}
 
   PyObject* call(PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
-    PyObject* op = nullptr;
-    PyObject* group = Py_None;
-    const bool simple = keywords == nullptr && count >= 1 && count <= 3;
-    if (simple && count >= 2) op = args[1];
-    if (simple && count == 3) group = args[2];
-    if (!simple || !THPVariable_CheckExact(args[0])) return general(args, count, keywords);
+    PyObject* given[kArguments] = {};
+    if (!sort(args, count, keywords, given)) return general(args, count, keywords);
+    const auto [tensor, op, group] = given;
+    if (tensor == nullptr || !THPVariable_CheckExact(tensor)) {
+      return general(args, count, keywords);
+    }
     const auto reduce_op = op == nullptr ? ReduceOp::sum : op_names_.find(op);
     if (!reduce_op) return general(args, count, keywords);
-    const auto backend = backend_for(group);
+    const auto backend = backend_for(group == nullptr ? Py_None : group);
     if (backend == nullptr) return general(args, count, keywords);
-    const at::Tensor& tensor = THPVariable_Unpack(args[0]);
-    const PlainTensors call{Collective::all_reduce, &tensor, &tensor,
-                            c10d::kUnsetTimeout,    false,   *reduce_op};
+    const at::Tensor& plain = THPVariable_Unpack(tensor);
+    const PlainTensors call{Collective::all_reduce, &plain, &plain,
+                            c10d::kUnsetTimeout,    false,  *reduce_op};
     if (!backend->run_at_once(call)) return general(args, count, keywords);
     Py_RETURN_NONE;
   }
 
  private:
+  static constexpr size_t kArguments = 3;  // tensor, op, group
+
+  // Arguments by their place; false when there are others.
+  bool sort(PyObject* const* args, Py_ssize_t count, PyObject* keywords, PyObject** given) const {
+    if (count > static_cast<Py_ssize_t>(kArguments)) return false;
+    std::copy(args, args + count, given);
+    const Py_ssize_t named = keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords);
+    for (Py_ssize_t i = 0; i < named; ++i) {
+      const auto name = std::find_if(names_.begin(), names_.end(), [&](const py::object& known) {
+        return known.ptr() == PyTuple_GET_ITEM(keywords, i);
+      });
+      if (name == names_.end()) return false;
+      PyObject*& place = given[name - names_.begin()];
+      if (place != nullptr) return false;  // given twice
+      place = args[count + i];
+    }
+    return true;
+  }
+
   PyObject* general(PyObject* const* args, Py_ssize_t count, PyObject* keywords) const {
     return PyObject_Vectorcall(general_.ptr(), args, static_cast<size_t>(count), keywords);
   }
@@ -99,7 +90,13 @@ class AllReduce {
     return backend;
   }
 
+  static py::object interned(const char* name) {
+    return py::reinterpret_steal<py::object>(PyUnicode_InternFromString(name));
+  }
+
   const OpNames op_names_;
+  const std::array<py::object, kArguments> names_{interned("tensor"), interned("op"),
+                                                  interned("group")};
   const py::object world_;       // torch's own record of the default group
   const py::object backend_of_;  // group -> Backend or None
   const py::object general_;
