@@ -318,7 +318,7 @@ def simulate(
     """Runs the Programs of a collective on a described machine.
 
     `bytes`: of the longest of a rank's vectors (all blocks together where there are blocks).
-    `symmetry_from`: steps of all ranks from which on it is worth looking for hosts that are alike.
+    `symmetry_from`: steps of all ranks and rounds from which on alike hosts are looked for.
     Raises InvalidArgumentError for wrong requests, for an algorithm that cannot run there, for more
     than `most_steps` steps to hold in memory, and for a deadlock.
     """

@@ -40,7 +40,7 @@ class Simulation {
     const uint64_t steps = estimate_steps();
     Symmetry symmetry(SymmetryKind::none, request_.ranks, per_host_);
     int32_t compared = 0;
-    if (request_.use_symmetry && steps >= request_.symmetry_from) {
+    if (request_.use_symmetry && steps * rounds_ >= request_.symmetry_from) {
       if (const auto found = find_symmetry(compared)) symmetry = *found;
     }
     const uint64_t held = static_cast<uint64_t>(flights_) * steps /

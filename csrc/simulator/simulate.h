@@ -27,7 +27,7 @@ struct SimulationRequest {
   TransportGeometry geometry;  // slots, FIFO depth and windows, as the executor gets them
   Machine machine;
   bool use_symmetry = true;            // where it is exact and saves work:
-  uint64_t symmetry_from = 1'000'000;  // steps from which on it is looked for
+  uint64_t symmetry_from = 1'000'000;  // executed steps from which on it is looked for
   uint64_t most_steps = 100'000'000;   // that are held in memory
 };
 
