@@ -166,6 +166,14 @@ def test_ranks_of_a_host_share_its_port():
         assert got.seconds <= 1.5 * least * BETA
 
 
+@pytest.mark.parametrize(("collective", "ways"), [("gather", "in"), ("scatter", "out")])
+def test_a_port_takes_one_message_at_a_time(collective, ways):
+    """The root's port is what all others share, for what comes in and for what goes out."""
+    ranks, block = 9, 1 << 16
+    got = _core.simulate(collective, "direct", ranks, ranks * block, machine(alpha=0))
+    assert got.seconds == pytest.approx((ranks - 1) * block * BETA, rel=0.01), ways
+
+
 def test_cores_and_memory_are_shared():
     count = 1 << 24
     on = real()
