@@ -25,6 +25,14 @@ if TYPE_CHECKING:
     from pycoll.communicator import Communicator, Work
     from pycoll.direct import all_reduce
     from pycoll.options import Options
+    from pycoll.shared_memory import (
+        empty,
+        empty_array,
+        is_shareable,
+        share_,
+        shareable,
+        shared_memory_stats,
+    )
     from pycoll.store import FileStore
 
 __version__ = "0.1.0"
@@ -44,6 +52,12 @@ __all__ = [
     "Work",
     "__version__",
     "all_reduce",
+    "empty",
+    "empty_array",
+    "is_shareable",
+    "share_",
+    "shareable",
+    "shared_memory_stats",
 ]
 
 _HOMES = {
@@ -52,6 +66,12 @@ _HOMES = {
     "FileStore": "store",
     "Options": "options",
     "all_reduce": "direct",
+    "empty": "shared_memory",
+    "empty_array": "shared_memory",
+    "is_shareable": "shared_memory",
+    "share_": "shared_memory",
+    "shareable": "shared_memory",
+    "shared_memory_stats": "shared_memory",
 }
 
 
@@ -75,3 +95,14 @@ if os.environ.get("PYCOLL_TORCH", "1") != "0" and importlib.util.find_spec("torc
 
     register()
     del register
+    # Other values are refused, with an explanation, where a group is made.
+    if os.environ.get("PYCOLL_SHARED_ALLOCATOR") == "1":
+        try:
+            from pycoll.shared_memory import serve_whole_process
+
+            serve_whole_process()
+            del serve_whole_process
+        except ImportError as error:
+            import warnings
+
+            warnings.warn(f"PYCOLL_SHARED_ALLOCATOR=1 does nothing: {error}", stacklevel=2)

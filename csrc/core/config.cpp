@@ -121,6 +121,11 @@ constexpr ConfigVariable kVariables[] = {
     {"PYCOLL_ISA", "kernel instruction set: baseline, avx2, avx512; empty takes the best",
      [](Config& c, const std::string& t) { c.isa = t; }, [](const Config& c) { return c.isa; },
      false},
+    {"PYCOLL_SHARED_ALLOCATOR",
+     "1 puts every CPU tensor of 1 MiB or more that this process makes into shareable memory; 0 or "
+     "1; forked children see what their parent writes there later",
+     [](Config& c, const std::string& t) { c.shared_allocator = bytes_between(t, 0, 1) == 1; },
+     [](const Config& c) { return std::to_string(int{c.shared_allocator}); }, false},
 };
 
 }  // namespace

@@ -37,6 +37,7 @@ struct Config {
   uint64_t tcp_connections = 2;     // PYCOLL_TCP_CONNECTIONS: sockets between two processes
   double heartbeat = 10;            // PYCOLL_HEARTBEAT: seconds of silence that mean a lost host
   std::string isa;                  // PYCOLL_ISA: forces a kernel instruction set; empty: the best
+  bool shared_allocator = false;    // PYCOLL_SHARED_ALLOCATOR: large CPU tensors in the arena
 
   // Throws Error(invalid_argument) that names the variable, its value and what is allowed.
   static Config from_env();

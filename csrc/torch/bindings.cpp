@@ -9,6 +9,7 @@
 #include "python/fork_hooks.h"
 #include "python/gil.h"
 #include "python/group_options.h"
+#include "torch/allocator.h"
 #include "torch/backend.h"
 #include "torch/direct.h"
 
@@ -80,6 +81,11 @@ PYBIND11_MODULE(PYCOLL_MODULE, m) {
   close_in_forked_children(networks);
   bind_direct_calls(m);
   m.def("create_backend", backend_creator(groups, networks));
+  m.def("enter_shareable", &enter_shareable);
+  m.def("leave_shareable", &leave_shareable);
+  m.def("serve_everywhere", &serve_everywhere);
+  m.def("empty_shareable", &empty_shareable, py::arg("sizes"), py::arg("dtype"));
+  m.def("share", &share, py::arg("tensor"));
   py::module_::import("atexit").attr("register")(py::cpp_function(
       [groups] { groups->close_all(); }, py::call_guard<py::gil_scoped_release>()));
 }

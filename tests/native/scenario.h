@@ -17,6 +17,7 @@ struct Scenario {
 };
 
 std::vector<Scenario> transport_scenarios();
+std::vector<Scenario> arena_scenarios();
 std::vector<Scenario> network_scenarios();
 std::vector<Scenario> tcp_scenarios();
 std::vector<Scenario> collective_scenarios();  // one for each algorithm there is, and mixtures

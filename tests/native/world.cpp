@@ -53,6 +53,8 @@ struct Meeting {
   }
 };
 
+}  // namespace
+
 void run_threads(int world_size, const std::function<void(int)>& body) {
   std::vector<std::string> complaints(static_cast<size_t>(world_size));
   std::vector<std::thread> threads;
@@ -73,8 +75,6 @@ void run_threads(int world_size, const std::function<void(int)>& body) {
   }
   check(all.empty(), "world size ", world_size, all);
 }
-
-}  // namespace
 
 void run_world(const WorldOptions& options, const std::function<void(Rank&)>& body) {
   Meeting meeting;

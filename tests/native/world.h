@@ -76,6 +76,10 @@ struct Rank {
   Delays delays;  // for the time between operations
 };
 
+// Runs body(0), body(1), ... at once and returns when all are done. Throws CheckFailed with what
+// each that failed said.
+void run_threads(int world_size, const std::function<void(int)>& body);
+
 // Runs body on every rank at once and returns when all are done; each rank closes its communicator
 // when its body ends. Throws CheckFailed with what each failed rank said.
 void run_world(const WorldOptions& options, const std::function<void(Rank&)>& body);
