@@ -90,7 +90,11 @@ def share_(tensor: TensorT) -> TensorT:
             f"share_: a {type(tensor).__name__} is no torch tensor; NumPy arrays cannot be moved, "
             "make them with pycoll.empty_array"
         )
-    if reason := _native.load().share(tensor):
+    if tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.is_shared():
+        reason = "the tensor is in torch's own shared memory, where other processes may see it"
+    else:
+        reason = _native.load().share(tensor)
+    if reason:
         raise _core.InvalidArgumentError(
             f"share_: {reason}; copy it into a tensor from pycoll.empty(...) instead"
         )

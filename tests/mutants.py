@@ -269,6 +269,15 @@ MUTANTS = [
         ("exceeds its credit", "messages without a receive were sent"),
     ),
     Mutant(
+        "quarantine_overlooked",
+        "csrc/transport/shm/arena.cpp",
+        "const bool held = is_quarantined(freed);",
+        "const bool held = false;",
+        "memory that a peer may still write is given to the next tensor",
+        "arena",
+        ("data race", "a quarantined block was given away", "another thread has this block"),
+    ),
+    Mutant(
         "not_opened_again",
         "csrc/transport/shm/port.cpp",
         "  line.sent = false;\n",

@@ -142,7 +142,7 @@ class ArenaMachine(RuleBasedStateMachine):
 
 
 ArenaMachine.TestCase.settings = settings(
-    max_examples=120,
+    max_examples=50,
     stateful_step_count=30,
     deadline=None,
     derandomize=True,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import threading
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch.multiprocessing
 from torch.utils.data import DataLoader, Dataset
 
 import pycoll
-from helpers_scripts import fork
+from helpers_scripts import fork, keep, run_scripts
 from pool import run_ranks, torch_ranks
 from pycoll import _core
 
@@ -27,6 +28,7 @@ def alone(function, *args, **options):
 
 
 def _alone(rank, world_size, directory, function, args):
+    torch.set_num_threads(1)  # a forked child does not have its parent's
     return function(*args)
 
 
@@ -207,19 +209,20 @@ def test_first_use_in_a_child():
     alone(first_use_in_child)
 
 
-def exiting_child():
+def exiting_child(rank, world_size, directory):
     tensors = [filled(i) for i in range(4)]
-
-    def child():
+    keep(tensors)
+    pid = os.fork()
+    if pid == 0:
         del tensors[::2]
-        raise SystemExit(4)  # finalizes Python, with tensors of the parent left
-
-    assert fork(child)[0] == 4
-    assert [float(t[9]) for t in tensors] == [0, 1, 2, 3]
+        sys.exit(4)  # finalizes Python, with tensors of the parent left
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), [float(t[9]) for t in tensors])
 
 
 def test_a_child_that_ends_as_a_program_does():
-    alone(exiting_child)
+    (result,) = run_scripts(1, exiting_child, env={})
+    assert (result.exitcode, result.stderr) == (0, ""), result
+    assert result.stdout == "4 [0.0, 1.0, 2.0, 3.0]\n"
 
 
 # ---- DataLoader and multiprocessing ----

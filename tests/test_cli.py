@@ -204,6 +204,9 @@ def test_the_doctor_answers(capsys):
     by_name = {f["name"]: f for f in report["build"]}
     assert by_name["native core"]["state"] == "ok"
     assert any(f["name"] == "shm" and f["state"] == "ok" for f in report["transports"])
+    arena, large_pages = report["shareable memory"]
+    assert arena["state"] == "ok" and "64 GiB" in arena["text"]
+    assert large_pages["state"] == "ok" or "MADV_COLLAPSE" in large_pages["text"]
     sets = next(f for f in report["processors"] if f["name"] == "instruction sets")
     assert _core.best_isa() in sets["text"]
 

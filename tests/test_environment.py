@@ -31,6 +31,7 @@ WRONG_VALUES = [
     ("PYCOLL_CONNECT_TIMEOUT", "0", ["0.1"]),
     ("PYCOLL_CONNECT_TIMEOUT", "nan", ["nan"]),
     ("PYCOLL_CONNECT_TIMEOUT", "", []),  # empty is not set
+    ("PYCOLL_SHARED_ALLOCATOR", "2", ["2 is not between 0 and 1"]),
     ("PYCOLL_ISA", "sse9", ["sse9", "not available"]),
     ("PYCOLL_ALGO", "ring", ["'ring'", "COLLECTIVE=ALGORITHM", "all_reduce"]),
     ("PYCOLL_ALGO", "all_reduce=rings", ["'rings'", "recursive_doubling", "two_shot"]),

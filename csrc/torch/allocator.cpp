@@ -130,13 +130,14 @@ std::string share(const at::Tensor& tensor) {
   if (bytes == 0) return "";
   // A copy-on-write storage gets memory of its own first: the others keep what they share.
   const void* const old = storage->mutable_data();
-  const shm::Arena* const arena = shm::existing_process_arena();
-  if (arena != nullptr && arena->offset_of(old, bytes)) return "";
+  const auto arena = shm::process_arena();
+  if (!arena || arena->offset_of(old, bytes)) return "";
   if (!storage->resizable()) {
     return "the tensor's memory cannot be moved, because it came from or was given to NumPy, a "
            "file, another process or another library";
   }
   c10::DataPtr moved = allocators().always.allocate(bytes);
+  if (!arena->owns(moved.get())) return "";
   std::memcpy(moved.get(), old, bytes);
   storage->set_data_ptr_noswap(std::move(moved));
   storage->set_allocator(&allocators().always);

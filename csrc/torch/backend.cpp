@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "python/gil.h"
+#include "torch/allocator.h"
 #include "torch/errors.h"
 
 namespace pycoll::torch_adapter {
@@ -99,6 +100,13 @@ Backend::~Backend() {
 void Backend::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
   communicator_->set_timeout(time_limit(timeout));
+}
+
+at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
+  if (!options.device().is_cpu()) {
+    refuse("pycoll:allocate_tensor", "device ", options.device().str(), " is not the CPU");
+  }
+  return empty_shareable({size}, c10::typeMetaToScalarType(options.dtype()));
 }
 
 void Backend::abort() {

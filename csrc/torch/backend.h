@@ -71,6 +71,9 @@ class Backend final : public c10d::Backend {
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
   void setTimeout(std::chrono::milliseconds timeout) override;
   void setSequenceNumberForGroup() override {}
+  // Shareable memory for who asks the group for it, as fully_shard can.
+  bool supportsTensorAlloc(c10::DeviceIndex /*device*/) override { return true; }
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
   uint64_t getSequenceNumberForGroup() override { return communicator_->sequence(); }
 
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;

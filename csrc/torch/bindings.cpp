@@ -84,8 +84,9 @@ PYBIND11_MODULE(PYCOLL_MODULE, m) {
   m.def("enter_shareable", &enter_shareable);
   m.def("leave_shareable", &leave_shareable);
   m.def("serve_everywhere", &serve_everywhere);
-  m.def("empty_shareable", &empty_shareable, py::arg("sizes"), py::arg("dtype"));
-  m.def("share", &share, py::arg("tensor"));
+  m.def("empty_shareable", &empty_shareable, py::arg("sizes"), py::arg("dtype"),
+        py::call_guard<py::gil_scoped_release>());
+  m.def("share", &share, py::arg("tensor"), py::call_guard<py::gil_scoped_release>());
   py::module_::import("atexit").attr("register")(py::cpp_function(
       [groups] { groups->close_all(); }, py::call_guard<py::gil_scoped_release>()));
 }

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from pycoll.cli import machine
 
@@ -121,6 +122,30 @@ def shared_memory(reason: str) -> Finding:
         "(/dev/shm is not used)"
     )
     return Finding("shm", State.ok, text)
+
+
+def shareable_memory() -> list[Finding]:
+    """The arena of pycoll.empty and pycoll.shareable, made and tried."""
+    module = core()
+    if module is None or not hasattr(module, "process_arena"):
+        advice = "the native core is needed to tell: see above"
+        return [Finding("arena", State.missing, "unknown", advice)]
+    arena = module.process_arena()
+    if arena is None:
+        advice = "tensors are in ordinary memory and collectives copy them through staging buffers"
+        return [Finding("arena", State.missing, module.process_arena_problem(), advice)]
+    text = f"{arena.bytes / 2**30:g} GiB of address space in one memfd; memory comes as it is used"
+    return [Finding("arena", State.ok, text), large_pages(arena)]
+
+
+def large_pages(arena: Any) -> Finding:
+    block = arena.allocate(1 << 21)
+    got = arena.statistics()["large"] > 0
+    arena.free(block)
+    if got:
+        return Finding("large pages", State.ok, "MADV_COLLAPSE gives shared memory pages of 2 MiB")
+    advice = "shareable memory works with small pages; the first use of each costs more"
+    return Finding("large pages", State.info, f"none: {arena.large_pages_problem()}", advice)
 
 
 def processors() -> list[Finding]:
@@ -252,6 +277,7 @@ def ranges(numbers: Iterable[int]) -> str:
 CHECKS: dict[str, Callable[[], list[Finding]]] = {
     "build": build,
     "transports": transports,
+    "shareable memory": shareable_memory,
     "processors": processors,
     "CUDA": cuda,
     "network": network,
