@@ -11,10 +11,12 @@ import pytest
 
 MODELS = Path(__file__).resolve().parent.parent / "models"
 BROKEN = {
+    "cell": ["ONE_BUFFER", "FLAG_FIRST", "ANY_NUMBER", "SHARED_COUNT"],
     "doorbell": ["NO_SLEEPER_FENCE", "NO_WAKER_FENCE", "NO_RECHECK", "NO_WAKE"],
     "endpoints": ["NO_REDIAL", "NO_WAITING", "DROP_WAITING", "NO_COUNT"],
     "fifo": ["PUBLISH_EARLY", "RELEASE_EARLY", "DEPTH_OFF_BY_ONE", "NO_CREDIT"],
     "messages": ["NO_TELL", "TELL_AT_HALF", "NO_LIMIT", "SEND_FIRST"],
+    "turn": ["NUMBER_UNCHECKED", "DRIVE_ANYWAY", "LEAVE_SILENTLY", "IDLE_EARLY"],
     "window": ["ONE_BUFFER", "NO_BARRIER", "LAST_MEMBER_MISSED", "STALE_ARRIVAL"],
 }
 DEADLINE_S = 120
