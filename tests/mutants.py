@@ -152,6 +152,15 @@ MUTANTS = [
         NO_WAKE,
     ),
     Mutant(
+        "cell_not_alternated",
+        TRANSPORT,
+        "return control(rank).cells[parity].payload;",
+        "return control(rank).cells[0].payload;",
+        "the cell is written while peers still read what it showed last",
+        "at_once/beside",
+        ("data race", "element"),
+    ),
+    Mutant(
         "torn_call",
         TRANSPORT,
         "if (slot.sequence.load(std::memory_order_relaxed) != sequence) return std::nullopt;",
@@ -195,6 +204,15 @@ MUTANTS = [
         "a window buffer is written while peers still read the last round",
         "all_reduce/one_shot",
         ("data race", *WRONG_RESULT),
+    ),
+    Mutant(
+        "drives_beside_one_inside",
+        "csrc/runtime/driving.cpp",
+        "if (!driven() && !limited) {",
+        "if (!driving_ && !limited) {",
+        "a second thread drives while a caller runs its operation at once",
+        "at_once/beside",
+        ("data race", *WRONG_RESULT, "Timed out", "mismatch"),
     ),
     Mutant(
         "message_fingerprint_unchecked",
