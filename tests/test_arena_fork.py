@@ -247,7 +247,11 @@ def load(workers, whole_process):
 
         serve_whole_process()
     dataset = InMemory()
-    loader = DataLoader(dataset, batch_size=16, num_workers=workers)
+    # Not the pool's way of starting processes, which is this process's default.
+    context = "fork" if workers else None
+    loader = DataLoader(
+        dataset, batch_size=16, num_workers=workers, multiprocessing_context=context
+    )
     with pycoll.shareable():
         batches = [batch.clone() for _ in range(2) for batch in loader]
     assert len(batches) == 8 and all(map(pycoll.is_shareable, batches))
