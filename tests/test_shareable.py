@@ -245,7 +245,6 @@ def scope():
         return torch.ones(MIB)
 
     assert pycoll.is_shareable(make()) and pycoll.is_shareable(make())
-    return made
 
 
 def test_the_scope_serves_its_thread():
