@@ -8,6 +8,8 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import pycoll
 from pool import torch_ranks
@@ -114,6 +116,82 @@ def test_errors():
         assert texts[:5] == ["ValueError"] + ["TypeError"] * 4
         assert texts[5:7] == ["RuntimeError", "RuntimeError"]
         assert "sizes differ" in texts[7] and "rank 0" in texts[7] and "rank 1" in texts[7]
+
+
+class Seen(TorchFunctionMode):
+    """Names of what torch.distributed is asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+class Dispatched(TorchDispatchMode):
+    """Names of the operators that torch dispatches."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def mixed(rank, w):
+    """One rank calls directly, the other by torch.distributed: they are in the same operation."""
+    all_reduce = pycoll.all_reduce if rank == 0 else dist.all_reduce
+    seen = {}
+    for dtype in (torch.complex64, torch.complex128, torch.float16, torch.bool):
+        numbers = torch.ones(5, dtype=dtype)
+        all_reduce(numbers)
+        seen[str(dtype)] = numbers[0].item()
+    # What torch collects until the end of the block is not begun before.
+    group = dist.distributed_c10d._get_default_group()
+    collected = [torch.full((3,), rank + 1.0) for _ in range(2)]
+    with dist.distributed_c10d._coalescing_manager(group):
+        for tensor in collected:
+            all_reduce(tensor)
+        seen["inside"] = [tensor[0].item() - rank for tensor in collected]
+    seen["collected"] = [tensor[0].item() for tensor in collected]
+    return seen
+
+
+def test_may_be_mixed_with_torch_distributed():
+    assert returned(2, mixed) == [
+        {
+            "torch.complex64": 2,
+            "torch.complex128": 2,
+            "torch.float16": 2,
+            "torch.bool": True,
+            "inside": [1, 1],
+            "collected": [3, 3],
+        }
+    ] * 2
+
+
+def watched(rank, w):
+    with Seen() as functions:
+        pycoll.all_reduce(torch.ones(2))
+    with Dispatched() as operators:
+        pycoll.all_reduce(torch.ones(2))
+    try:
+        pycoll.all_reduce(torch.ones(2, dtype=torch.complex64), "product")
+        refused = "not refused"
+    except ValueError as error:
+        refused = str(error)
+    return functions.names, operators.names, refused
+
+
+def test_modes_see_the_call_and_complex_is_refused_as_by_torch():
+    for functions, operators, refused in returned(1, watched):
+        assert "all_reduce" in functions
+        assert "c10d.allreduce_.default" in operators
+        assert "on complex tensors" in refused
 
 
 def threads(rank, w):

@@ -152,6 +152,12 @@ void Communicator::prepare(const PlainCall& call, const Known& known, uint64_t s
 }
 
 void Communicator::leave_turn() {
+  if (messages_.active()) {
+    // Looking for a late peer has taken in messages, whose credit found no room to go back: someone
+    // must drive on, or their sender may wait for it until this rank's next call.
+    const Lock lock(mutex_);
+    turn_.become_busy();
+  }
   if (turn_.leave()) return;
   Lock lock(mutex_);
   if (waiters_ > 0) change_.notify_all();

@@ -1,5 +1,7 @@
 #include "torch/direct.h"
 
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -8,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "python/op_names.h"
 #include "torch/backend.h"
@@ -26,7 +29,8 @@ class AllReduce {
       : world_(std::move(world)),
         backend_of_(std::move(backend_of)),
         general_(std::move(general)),
-        default_pg_(interned("default_pg")) {}
+        default_pg_(interned("default_pg")),
+        collected_(world_.attr("pg_coalesce_state").cast<py::dict>()) {}
 
   PyObject* call(PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
     PyObject* given[kArguments] = {};
@@ -40,6 +44,7 @@ class AllReduce {
     const auto backend = backend_for(group == nullptr ? Py_None : group);
     if (backend == nullptr) return general(args, count, keywords);
     const at::Tensor& plain = THPVariable_Unpack(tensor);
+    if (torch_does_more(plain)) return general(args, count, keywords);
     const PlainTensors call{Collective::all_reduce, &plain, &plain,
                             c10d::kUnsetTimeout,    false,  *reduce_op};
     if (!backend->run_at_once(call)) return general(args, count, keywords);
@@ -66,6 +71,15 @@ class AllReduce {
     return true;
   }
 
+  // What torch.distributed.all_reduce does not just hand on: modes are shown the call, a coalescing
+  // block collects it, and complex numbers travel as pairs of real ones. Each rank finds its own
+  // way (this group may be busy on one of them), so both ways must come to the same operation.
+  bool torch_does_more(const at::Tensor& tensor) const {
+    return tensor.is_complex() || PyDict_GET_SIZE(collected_.ptr()) != 0 ||
+           at::impl::torch_function_mode_enabled() ||
+           c10::impl::TorchDispatchModeTLS::any_modes_set();
+  }
+
   PyObject* general(PyObject* const* args, Py_ssize_t count, PyObject* keywords) const {
     return PyObject_Vectorcall(general_.ptr(), args, static_cast<size_t>(count), keywords);
   }
@@ -84,9 +98,11 @@ class AllReduce {
     const py::object found = backend_of_(py::handle(group));
     if (found.is_none()) return nullptr;
     auto backend = found.cast<c10::intrusive_ptr<Backend>>();
+    auto known = py::reinterpret_steal<py::object>(PyWeakref_NewRef(group, nullptr));
+    if (!known) throw py::error_already_set();
+    // Together, after all that may run other Python threads: they belong to each other.
     backend_.emplace(backend);
-    known_ = py::reinterpret_steal<py::object>(PyWeakref_NewRef(group, nullptr));
-    if (!known_) throw py::error_already_set();
+    std::swap(known_, known);
     return backend;
   }
 
@@ -101,7 +117,8 @@ class AllReduce {
   const py::object backend_of_;  // group -> Backend or None
   const py::object general_;
   const py::object default_pg_;
-  py::object known_;  // weak reference to the group that was asked for last
+  const py::dict collected_;  // torch's own record of groups in a coalescing block
+  py::object known_;          // weak reference to the group that was asked for last
   std::optional<c10::weak_intrusive_ptr<Backend>> backend_;
 };
 
