@@ -31,7 +31,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from common import format_size, geometric_mean, machine, machine_lines, parse_size
+from pycoll.bench.machine import machine, machine_lines
+from pycoll.bench.units import format_size, geometric_mean, parse_size
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 import netns

@@ -82,6 +82,8 @@ def __getattr__(name: str) -> Any:
     try:
         module = importlib.import_module(f"pycoll.{_HOMES.get(name, '_core')}")
     except ImportError as error:
+        if (error.name or "").partition(".")[0] == "torch":
+            raise ImportError(f"pycoll.{name} needs torch ({error})", name=error.name) from error
         raise ImportError(
             f"pycoll.{name} needs pycoll's native core, which does not load ({error}); "
             "`pycoll doctor` says more, `pip install --no-build-isolation .` builds it"

@@ -148,9 +148,10 @@ class Table:
     def from_json(content: Any) -> Table:
         if not isinstance(content, dict):
             raise refuse(f"it must be a JSON object, not {kind_of(content)}")
-        if content.get("version") != VERSION:
+        version = content.get("version", "missing")
+        if version != VERSION or not isinstance(version, int) or isinstance(version, bool):
             raise refuse(
-                f"its version is {content.get('version', 'missing')}, and this pycoll reads "
+                f"its version is {version}, and this pycoll reads "
                 f"version {VERSION}: make a new one with `pycoll tune`"
             )
         refuse_unknown(content, {"version", "machine", "rules"}, "the table")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import itertools
 import json
 import math
@@ -330,11 +331,24 @@ def test_direct_calls_are_by_position(monkeypatch: pytest.MonkeyPatch) -> None:
         (["-b", "1M", "-e", "1K"], "nothing to measure"),
         (["--require-ahead", "--backends", "pycoll"], "--require-ahead"),
         (["--require-ahead", "--api", "direct"], "--require-ahead"),
+        (["--json", "/no/such/a.json"], "--json .*no folder /no/such"),
+        (["--plot", "/no/such/a.png"], "--plot .*no folder /no/such"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused(flags: list[str], says: str) -> None:
     with pytest.raises(bench.UsageError, match=says):
         bench.make_plan(bench_arguments(*flags))
+
+
+def test_without_matplotlib_it_says_so_before_it_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if "matplotlib" in name else find(name),
+    )
+    with pytest.raises(bench.UsageError, match="--plot needs matplotlib"):
+        bench.make_plan(bench_arguments("--plot", "a.png"))
 
 
 def test_cold_vectors_are_apart_and_outgrow_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,6 +392,7 @@ def test_other_ways_to_call(pycoll_bench: Bench, monkeypatch: pytest.MonkeyPatch
     assert [cells[9] for cells in table_of(out, 3)] == ["0"] * 2
 
 
+@pytest.mark.full
 def test_under_torchrun() -> None:
     """It takes the ranks that are there; one of them speaks."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -218,6 +221,40 @@ def threads(rank, w):
 
 def test_two_groups_in_two_threads():
     assert returned(2, threads) == [[], []]
+
+
+WITHOUT_TORCH = """
+import sys
+
+class Missing:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+import pycoll
+
+assert pycoll.is_shareable(pycoll.empty_array(3))
+for use in (
+    lambda: pycoll.all_reduce,
+    lambda: pycoll.empty(3),
+    lambda: pycoll.shareable().__enter__(),
+):
+    try:
+        use()
+    except ImportError as error:
+        print(error)
+"""
+
+
+def test_without_torch_it_says_what_is_missing():
+    environment = {**os.environ, "PYCOLL_TORCH": "0"}
+    command = [sys.executable, "-c", WITHOUT_TORCH]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 0, done.stderr
+    first, *others = done.stdout.splitlines()
+    assert first == "pycoll.all_reduce needs torch (No module named 'torch')"
+    assert len(others) == 2 and all("No module named 'torch" in line for line in others)
 
 
 def test_looks_like_a_function():

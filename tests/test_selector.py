@@ -92,6 +92,8 @@ def table(*rules: dict, version: object = 1) -> dict:
 WRONG_TABLES = [
     ([], "must be a JSON object"),
     ({"rules": []}, "version is missing"),
+    (table(version=True), "version is True"),
+    (table(version=1.0), "version is 1.0"),
     (table(version=2), "version is 2.*reads version 1.*pycoll tune"),
     ({**table(), "rule": []}, "'rule'.*known are machine, rules, version"),
     ({"version": 1}, "'rules' must be a list, not nothing"),

@@ -246,6 +246,9 @@ def test_shipped_topologies_are_right(name):
         ('{"host": {"cores": 1, "step_us": NaN}}', ['"step_us"', "NaN"]),
         ('{"host": {"cores": 1, "speed": 1}}', ['no entry "speed"', "cache_gb_s"]),
         ('{"host": {"cores": 1}, "ranks_per_host": 2}', ['need a "network"']),
+        ('{"host": {"cores": 1}, "ranks_per_host": 2, "network": {}}', ['"network" with gb_s']),
+        ('{"host": {"cores": 1}, "ranks_per_host": 1e3}', ["whole number"]),
+        ('{"host": {"cores": 1}, "ranks_per_host": 3000000000}', ["2147483647 at most"]),
         ('{"host": {"cores": 1}, "ranks_per_host": -2}', ["ranks_per_host", "or more"]),
         ('{"host": {"cores": 1}, "ranks_per_host": 2.5}', ["whole number"]),
         ('{"host": {"cores": 1}, "description": 1}', ["must be a text"]),
@@ -275,6 +278,9 @@ def test_bad_topologies_are_errors_that_say_what_may_stand_there(
         (["all_reduce", "--plot", "a.pdf"], [".png"]),
         (["all_reduce", "--dtype", "float"], ["float", "bfloat16"]),
         (["all_reduce", "--ranks-per-host", "-1"], ["--ranks-per-host", "or more"]),
+        # The host alone says nothing of a network, and one that takes no time is none.
+        (["all_reduce", "--topology", "host", "--ranks-per-host", "2"], ["host", '"network"']),
+        (["all_reduce", "--json", "/no/such/a.json"], ["--json", "no folder /no/such"]),
     ],
 )
 def test_wrong_arguments_are_errors_that_say_what_there_is(capsys, arguments, reasons):

@@ -179,25 +179,37 @@ def tune(*arguments: str, timeout: float = 100) -> subprocess.CompletedProcess[s
 
 def test_the_command_writes_a_table_that_can_be_used(tmp_path):
     file = tmp_path / "table.json"
-    base = {"version": 1, "rules": [{"collective": "gather", "algorithm": "ring", "ranks": 7}]}
+    base = {
+        "version": 1,
+        "rules": [
+            {"collective": "gather", "algorithm": "ring", "ranks": 7},
+            # Cover what is measured, and so cannot stay beside it.
+            {"collective": "barrier", "algorithm": "auto", "ranks": [2, 8], "to": "1k"},
+            {"collective": "barrier", "algorithm": "auto", "ranks": [2, 8], "from": "1k"},
+            {"collective": "all_reduce", "algorithm": "ring", "ranks": [4, 9]},
+        ],
+    }
     (tmp_path / "base.json").write_text(json.dumps(base))
     short = ["--begin", "1k", "--end", "4k", "--factor", "4", "--rounds", "2"]
     done = tune(
-        *("--ranks", "2,3", "--collectives", "all_reduce,barrier", "--output", str(file)),
+        *("--ranks", "2,3,2", "--output", str(file)),
+        *("--collectives", "all_reduce,barrier,all_reduce"),
         *("--base", str(tmp_path / "base.json"), *short),
     )
     assert done.returncode == 0, done.stderr
     assert "cross-memory attach" in done.stdout
+    assert done.stdout.count("not kept, because it covers calls that were measured too") == 2
     rules = Table.load(file).rules
     assert {(rule.collective, rule.ranks[0]) for rule in rules} == {
         *(("all_reduce", n) for n in (2, 3)),
         *(("barrier", n) for n in (2, 3)),
         ("gather", 7),
+        ("all_reduce", 4),
     }
     assert Table.load(file).machine["cores"] == _core.available_cpus()
     checked = tune("--check", str(file), "--ranks", "7")
     assert checked.returncode == 0
-    assert "ring*" in checked.stdout  # gather's rule is the only one for 7 ranks
+    assert checked.stdout.count("ring*") == 2  # of gather and all_reduce
 
 
 @pytest.mark.parametrize(
@@ -209,7 +221,10 @@ def test_the_command_writes_a_table_that_can_be_used(tmp_path):
         (["--begin", "8q"], "--begin is '8q', and not a size"),
         (["--begin", "2M", "--end", "1M"], "not above --end"),
         (["--factor", "1"], "--factor"),
+        (["--factor", "nan"], "--factor"),
         (["--check", "/no/such/file"], "/no/such/file"),
+        (["--output", "/no/such/table.json"], "there is no folder /no/such"),
+        (["--output", "/tmp"], "is a folder"),
     ],
 )
 def test_wrong_arguments_are_told(arguments, text, capsys):

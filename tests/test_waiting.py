@@ -197,7 +197,7 @@ def wait_three_seconds(communicator, call):
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-@pytest.mark.parametrize("call", ["all_reduce", "recv"])
+@pytest.mark.parametrize("call", ["all_reduce", pytest.param("recv", marks=pytest.mark.full)])
 def test_a_rank_that_waits_three_seconds_uses_under_20_ms_of_cpu(transport, call):
     results = communicator_ranks(3, wait_three_seconds, call, env={"PYCOLL_TRANSPORT": transport})
     for result in results[1:]:

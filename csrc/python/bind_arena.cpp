@@ -1,4 +1,5 @@
-// Shareable memory: the process's arena for pycoll/shareable.py, and arenas of their own for tests.
+// Shareable memory: the process's arena for pycoll/shared_memory.py, and arenas of their own for
+// tests.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 

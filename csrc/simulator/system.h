@@ -92,7 +92,6 @@ class Compiler {
   void add_step(const Program& program, int32_t lane, const Step& step, uint64_t length);
   int32_t fifo(Ends ends);
   uint16_t intern_price(const Price& price, bool barrier);
-  uint16_t intern_length(uint64_t length);
   int32_t barrier(int32_t lane, const std::vector<int32_t>& group);
 
   const Machine& machine_;

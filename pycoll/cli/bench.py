@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pycoll.bench.collectives import COLLECTIVES
 from pycoll.bench.plan import APIS, DTYPES, MEMORY, OPERATIONS, Contender, Plan
 from pycoll.bench.units import format_size, parse_size, sizes_between
-from pycoll.cli.usage import UsageError
+from pycoll.cli.usage import UsageError, require_folder, require_matplotlib
 
 if TYPE_CHECKING:
     from pycoll.bench.report import Run
@@ -197,6 +197,10 @@ def forced_algorithms(arguments: argparse.Namespace) -> list[str]:
 
 
 def require_usable(arguments: argparse.Namespace) -> None:
+    require_folder("--json", arguments.json)
+    require_folder("--plot", arguments.plot)
+    if arguments.plot:
+        require_matplotlib("--plot")
     if arguments.factor < 2 or min(arguments.rounds, arguments.warmup) < 1 or arguments.iters < 0:
         raise UsageError("--factor must be at least 2, --rounds and --warmup at least 1")
     if arguments.limit:

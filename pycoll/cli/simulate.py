@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pycoll.cli.usage import UsageError
+from pycoll.cli.usage import UsageError, require_folder, require_matplotlib
 
 if TYPE_CHECKING:
     from pycoll.simulator.sweep import Curve, Plan
@@ -100,6 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     plan = make_plan(arguments)
     check_plot(arguments.plot)
+    require_folder("--json", arguments.json)
     curves = sweep.run(plan, progress)
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
@@ -139,7 +140,8 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
         machine = topology.load(arguments.topology)
         if arguments.ranks_per_host is not None:
             changed = machine.as_json() | {"ranks_per_host": arguments.ranks_per_host}
-            machine = replace(topology.parse(changed, "--ranks-per-host"), name=machine.name)
+            where = f"{arguments.topology} with --ranks-per-host"
+            machine = replace(topology.parse(changed, where), name=machine.name)
     except topology.TopologyError as error:
         raise UsageError(str(error)) from error
     options = {"dtype": arguments.dtype, "root": arguments.root}
@@ -170,12 +172,7 @@ def check_plot(file: Path | None) -> None:
         return
     if file.suffix != ".png":
         raise UsageError(f"--plot writes a PNG: give a name that ends in .png, not {file}")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise UsageError(
-            f"--plot needs matplotlib ({error}): pip install 'pycoll[demo]'"
-        ) from error
+    require_matplotlib("--plot")
 
 
 def progress(algorithm: str, count: int) -> None:

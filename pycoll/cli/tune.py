@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pycoll.cli.ranks import on_local_ranks
-from pycoll.cli.usage import UsageError
+from pycoll.cli.usage import UsageError, require_folder
 
 if TYPE_CHECKING:
     from pycoll.cli.tune_measure import Found, Plan
     from pycoll.cli.tune_rules import Measured
-    from pycoll.selection import Table
+    from pycoll.selection import Rule, Table
 
 DESCRIPTION = """\
 Times the algorithms of each collective by size on ranks of this machine, one after the other in
@@ -75,9 +75,10 @@ def run(arguments: argparse.Namespace) -> int:
         for count in ranks:
             print(show_choices(table, count, arguments.transport or "shm"))
         return 0
+    require_folder("--output", arguments.output)
     kept = load(arguments.base).rules if arguments.base else ()
     plan = make_plan(arguments)
-    rules = []
+    rules: list[Rule] = []
     for found in runs(plan, ranks, arguments.transport):
         for measured in found.measured:
             lines, new = decide(measured)
@@ -86,11 +87,21 @@ def run(arguments: argparse.Namespace) -> int:
         print(cross_memory_report(found), flush=True)
     if "RANK" in os.environ and os.environ["RANK"] != "0":
         return 0
-    places = {rule.where for rule in rules}
-    table = Table((*(r for r in kept if r.where not in places), *rules), machine())
+    table = Table((*kept_beside(rules, kept), *rules), machine())
     table.save(arguments.output)
     print(f"wrote {arguments.output}: use it with PYCOLL_TABLE={os.path.abspath(arguments.output)}")
     return 0
+
+
+def kept_beside(new: Sequence[Rule], kept: Sequence[Rule]) -> list[Rule]:
+    """The rules of the old table that the new ones leave alone. Those that differ in sizes alone
+    stay or go together: some of them would leave a gap."""
+    gone = {rule.where for rule in kept if any(rule.meets(other) for other in new)}
+    measured = {rule.where for rule in new}
+    for rule in kept:
+        if rule.where in gone - measured:
+            print(f"not kept, because it covers calls that were measured too: {rule}")
+    return [rule for rule in kept if rule.where not in gone | measured]
 
 
 def load(file: str) -> Table:
@@ -107,7 +118,7 @@ def parse_counts(text: str) -> list[int]:
     counts = [int(part) for part in text.split(",") if part.strip().isdigit()]
     if len(counts) != text.count(",") + 1 or min(counts) < 2:
         raise UsageError(f"--ranks is a list of numbers from 2 on, like 2,4, and not {text!r}")
-    return counts
+    return list(dict.fromkeys(counts))
 
 
 def make_plan(arguments: argparse.Namespace) -> Plan:
@@ -115,7 +126,7 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
     from pycoll.cli.tune_measure import Plan
     from pycoll.selection import parse_bytes
 
-    names = arguments.collectives.split(",")
+    names = list(dict.fromkeys(arguments.collectives.split(",")))
     tunable = [n for n in _core.collectives() if len(_core.algorithms(n)) > 1]
     for name in names:
         if name not in tunable:
@@ -125,7 +136,9 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
         end = parse_bytes(arguments.end, "--end")
     except _core.InvalidArgumentError as error:
         raise UsageError(str(error)) from error
-    if not 4 <= begin <= end <= 1 << 32 or arguments.factor < 1.1 or arguments.rounds < 1:
+    # NaN is not at least anything.
+    enough = arguments.factor >= 1.1 and arguments.rounds >= 1
+    if not 4 <= begin <= end <= 1 << 32 or not enough:
         raise UsageError(
             "--begin must be at least 4 and not above --end, which is 4G at most; --factor must be "
             "at least 1.1, --rounds at least 1"

@@ -56,6 +56,7 @@ NETWORK = {
     "cpu_gb_s": Entry("cpu_bandwidth", GB, "of a core, to and from the network", True),
 }
 TOP = ("description", "ranks_per_host", "host", "network")
+MOST_RANKS_PER_HOST = 2**31 - 1
 
 
 class TopologyError(ValueError):
@@ -82,7 +83,7 @@ class Topology:
         return machine
 
     def as_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in TOP}
+        return {name: getattr(self, name) for name in TOP if name != "network" or self.network}
 
 
 def filled(model: Any, table: dict[str, Entry], values: dict[str, float | None]) -> Any:
@@ -122,14 +123,17 @@ def parse(content: Any, name: str = "topology") -> Topology:
     ranks_per_host = content.get("ranks_per_host", 0)
     if isinstance(ranks_per_host, bool) or not isinstance(ranks_per_host, int):
         raise TopologyError(f'{name}: "ranks_per_host" must be a whole number')
-    if ranks_per_host < 0:
-        raise TopologyError(f'{name}: "ranks_per_host" must be 0 (one host) or more')
+    if not 0 <= ranks_per_host <= MOST_RANKS_PER_HOST:
+        raise TopologyError(
+            f'{name}: "ranks_per_host" must be 0 (one host) or more, {MOST_RANKS_PER_HOST} at most'
+        )
     description = content.get("description", "")
     if not isinstance(description, str):
         raise TopologyError(f'{name}: "description" must be a text')
     host = numbers(name, "host", content.get("host"), HOST)
-    if ranks_per_host > 0 and "network" not in content:
-        raise TopologyError(f'{name}: several hosts need a "network"')
+    # An empty one would be a network that takes no time.
+    if ranks_per_host > 0 and not content.get("network"):
+        raise TopologyError(f'{name}: several hosts need a "network" with {", ".join(NETWORK)}')
     network = numbers(name, "network", content.get("network", {}), NETWORK)
     return Topology(Path(name).stem, description, ranks_per_host, host, network)
 
