@@ -165,16 +165,20 @@ def mixed(rank, w):
 
 
 def test_may_be_mixed_with_torch_distributed():
-    assert returned(2, mixed) == [
-        {
-            "torch.complex64": 2,
-            "torch.complex128": 2,
-            "torch.float16": 2,
-            "torch.bool": True,
-            "inside": [1, 1],
-            "collected": [3, 3],
-        }
-    ] * 2
+    assert (
+        returned(2, mixed)
+        == [
+            {
+                "torch.complex64": 2,
+                "torch.complex128": 2,
+                "torch.float16": 2,
+                "torch.bool": True,
+                "inside": [1, 1],
+                "collected": [3, 3],
+            }
+        ]
+        * 2
+    )
 
 
 def watched(rank, w):

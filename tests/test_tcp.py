@@ -362,6 +362,42 @@ def test_a_stopped_process_is_not_dead():
     assert [result.value for result in results] == [3.0, 3.0]
 
 
+def given_up_half_way(communicator):
+    """On rank 1: the broadcast's error; elements that had come then, and that came later."""
+    pids = np.zeros((2, 1), np.int64)
+    communicator.all_gather(pids, np.array([os.getpid()]))
+    array = np.full(12_000_000, communicator.rank, np.float32)
+    if communicator.rank == 0:
+        with contextlib.suppress(pycoll.Error):  # it may be through, with all in its own slots
+            communicator.broadcast(array, algorithm="tree")
+        return None
+
+    def stop_root():
+        while array[0] != 0:
+            time.sleep(0.0005)
+        os.kill(int(pids[0, 0]), signal.SIGSTOP)
+
+    stopper = threading.Thread(target=stop_root)
+    stopper.start()
+    kind, _, _ = error_of(lambda: communicator.broadcast(array, algorithm="tree", timeout=1))
+    stopper.join()
+    come = int(np.count_nonzero(array == 0))
+    array.fill(7)
+    os.kill(int(pids[0, 0]), signal.SIGCONT)
+    time.sleep(0.5)  # what was on its way comes now
+    return kind, come, int(np.count_nonzero(array != 7))
+
+
+def test_nothing_is_written_after_an_operation_was_given_up():
+    # Messages that are longer than what sockets hold: the root is stopped in the middle of some.
+    env = TCP | {"PYCOLL_SLOT_BYTES": str(16 << 20)}
+    _, result = communicator_ranks(2, given_up_half_way, env=env)
+    kind, come, late = result.value
+    assert kind == "TimeoutError"
+    assert 0 < come < 12_000_000
+    assert late == 0
+
+
 def wait_for_lost_host(communicator, moves, running):
     communicator.barrier()
     running.touch()
