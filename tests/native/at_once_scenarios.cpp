@@ -1,6 +1,7 @@
 // Synchronous calls that run at once, beside everything that may come in between: messages of
 // another thread, asynchronous calls, an abort.
-#include <cstring>
+#include <atomic>
+#include <functional>
 #include <thread>
 
 #include "scenario.h"
@@ -144,12 +145,104 @@ void aborted(const Settings& settings) {
   });
 }
 
+// How a rank's calls ended: by an error, as they must, before its patience was at an end.
+void call_until_error(Rank& self, const std::function<void(Sum&, uint64_t)>& run) {
+  const Deadline deadline = Deadline::after(std::chrono::seconds(20));
+  for (uint64_t turn = 0; !deadline.passed(); ++turn) {
+    Sum sum(self, turn);
+    try {
+      run(sum, turn);
+    } catch (const Error&) {
+      return;
+    }
+    sum.verify();
+  }
+  check(false, "calls went on though the group had an end");
+}
+
+// A signal handler throws in the middle of a wait, on one rank.
+void interrupted(const Settings& settings) {
+  run_episodes(settings, [](const WorldOptions& options) {
+    run_world(options, [](Rank& self) {
+      struct Stop {};
+      uint64_t left = 1 + self.rng.below(20);
+      const Interrupt interrupt = [&] {
+        if (--left == 0) throw Stop{};
+      };
+      bool stopped = false;
+      call_until_error(self, [&](Sum& sum, uint64_t) {
+        if (self.rank != 0) return self.communicator.run(sum.call(), nullptr);
+        self.delays.maybe();
+        try {
+          self.communicator.run(sum.call(), interrupt);
+        } catch (const Stop&) {
+          check(self.communicator.dead(), "an interrupted call left its group alive");
+          stopped = true;
+          self.communicator.throw_if_dead();
+        }
+      });
+      check(self.rank != 0 || stopped, "another error was thrown than the interruption");
+    });
+  });
+}
+
+// One rank comes late, and the others have no time at all, or a millisecond.
+void out_of_time(const Settings& settings) {
+  run_episodes(settings, [](const WorldOptions& options) {
+    run_world(options, [](Rank& self) {
+      const uint64_t late = 3 + self.agreed.below(10);
+      const std::chrono::milliseconds limit(self.agreed.below(2));
+      call_until_error(self, [&](Sum& sum, uint64_t turn) {
+        PlainCall call = sum.call();
+        if (turn < late) return self.communicator.run(call, nullptr);
+        if (self.rank == 0) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(30));
+        } else {
+          call.timeout = limit;
+        }
+        self.communicator.run(call, nullptr);
+      });
+    });
+  });
+}
+
+// Another thread of one rank closes the group, which takes until no call is inside.
+void closed(const Settings& settings) {
+  run_episodes(settings, [](const WorldOptions& options) {
+    run_world(options, [](Rank& self) {
+      std::atomic<bool> open{true};
+      std::thread other;
+      if (self.rank == 0) {
+        other = std::thread([&] {
+          std::this_thread::sleep_for(std::chrono::milliseconds(2));
+          open = false;
+          self.communicator.close();
+        });
+      }
+      try {
+        call_until_error(self, [&](Sum& sum, uint64_t) {
+          // A moment in which nothing is inside.
+          if (!open) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+          self.communicator.run(sum.call(), nullptr);
+        });
+      } catch (...) {
+        if (other.joinable()) other.join();
+        throw;
+      }
+      if (other.joinable()) other.join();
+    });
+  });
+}
+
 }  // namespace
 
 std::vector<Scenario> at_once_scenarios() {
   return {
       {"at_once/beside", "calls at once beside messages and queued calls of the same rank", beside},
       {"at_once/aborted", "a group that is given up by another thread", aborted},
+      {"at_once/interrupted", "a signal handler throws in a wait", interrupted},
+      {"at_once/out_of_time", "timeouts of 0 and 1 ms while a rank is late", out_of_time},
+      {"at_once/closed", "a group that is closed by another thread", closed},
   };
 }
 
