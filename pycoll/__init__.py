@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         TimeoutError,
         UnsupportedError,
     )
+    from pycoll._statistics import statistics
     from pycoll.communicator import Communicator, Work
     from pycoll.direct import all_reduce
     from pycoll.options import Options
@@ -58,6 +59,7 @@ __all__ = [
     "share_",
     "shareable",
     "shared_memory_stats",
+    "statistics",
 ]
 
 _HOMES = {
@@ -72,6 +74,7 @@ _HOMES = {
     "share_": "shared_memory",
     "shareable": "shared_memory",
     "shared_memory_stats": "shared_memory",
+    "statistics": "_statistics",
 }
 
 

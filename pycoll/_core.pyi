@@ -47,6 +47,7 @@ StepKind = Literal[
     "copy",
     "reduce_from",
     "copy_from",
+    "reduce_to",
     "barrier",
 ]
 Space = Literal["none", "input", "output", "acc", "window"]
@@ -82,6 +83,7 @@ class Step:
     channel: int
     group: int
     remote_chunk: int
+    remote: Space
     wire: Wire
     received_first: bool
     def __init__(self, kind: StepKind | Step = "barrier") -> None: ...
@@ -111,6 +113,9 @@ class Program:
     ring: list[int]
     groups: list[list[int]]
     lanes: list[Lane]
+    needs_lease: bool
+    lends_input: bool
+    lends_output: bool
     def __init__(self, other: Program = ...) -> None: ...
     def steps(self, lane: int = 0) -> list[Step]: ...
     def set_steps(self, lane: int, steps: Sequence[Step]) -> None: ...
@@ -127,6 +132,9 @@ class AlgorithmInfo:
     @property
     def needs_window(self) -> bool:
         """Works on memory that all ranks share."""
+    @property
+    def needs_lease(self) -> bool:
+        """Works on the ranks' own vectors: another algorithm runs a call where some are private."""
     @property
     def min_depth(self) -> int:
         """FIFO slots without which it deadlocks at some world size."""
@@ -435,6 +443,7 @@ class CommunicatorCore:
     def dead(self) -> bool: ...
     def sequence(self) -> int: ...
     def transport(self) -> str: ...
+    def statistics(self) -> dict[str, int]: ...
     def algorithm_for(self, collective: str, bytes: int) -> str: ...
     def override_program(self, program: Program) -> None:
         """Runs `program` for every later call of its collective: for tests of the prover."""

@@ -122,8 +122,17 @@ class Communicator:
         return self._core.transport()
 
     def algorithm_for(self, collective: str, nbytes: int) -> str:
-        """The algorithm that a call with a vector of `nbytes` uses."""
+        """The algorithm that a call with a vector of `nbytes` in ordinary memory uses."""
         return self._core.algorithm_for(collective, nbytes)
+
+    def statistics(self) -> dict[str, int]:
+        """How many collectives of this group began with and without staging copies.
+
+        `zero_copy_calls` worked on the ranks' arrays where they lie, `staged_calls` through buffers
+        of the transport; `zero_copy_bytes` and `staged_bytes` are the bytes of the larger of a
+        call's input and output on this rank, summed.
+        """
+        return self._core.statistics()
 
     def all_reduce(
         self,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from helpers_shareable import shareable_empty
 from reference import GUARD, GUARD_BYTES, Array
 
 Shape = tuple[int, ...]
@@ -53,12 +54,16 @@ def shape_of(count: int) -> Shape:
 class Buffer:
     """An array in a layout, between guard bytes. Nothing in it but what was filled in is data."""
 
-    def __init__(self, shape: Shape, dtype: npt.DTypeLike, layout: Layout) -> None:
+    def __init__(
+        self, shape: Shape, dtype: npt.DTypeLike, layout: Layout, shared: bool = False
+    ) -> None:
         self._dtype, self._layout = np.dtype(dtype), layout
         self._base = layout.base(shape)
         size = int(np.prod(self._base)) * self._dtype.itemsize
         self._begin = GUARD_BYTES + layout.items * self._dtype.itemsize + layout.bytes
-        self.memory = np.full(self._begin + size + GUARD_BYTES, GUARD, np.uint8)
+        bytes_ = self._begin + size + GUARD_BYTES
+        self.memory = shareable_empty((bytes_,), np.uint8) if shared else np.empty(bytes_, np.uint8)
+        self.memory[:] = GUARD
         self.array = self._view(self.memory)
         assert self.array.shape == shape
         self.wanted: npt.NDArray[np.uint8] | None = None
@@ -101,15 +106,21 @@ class Blocks:
     """The blocks of one side of a call: rows of one array, or arrays of their own."""
 
     def __init__(
-        self, counts: list[int], dtype: npt.DTypeLike, layout: Layout, *, stacked: bool
+        self,
+        counts: list[int],
+        dtype: npt.DTypeLike,
+        layout: Layout,
+        *,
+        stacked: bool,
+        shared: bool = False,
     ) -> None:
         if stacked:
             assert len(set(counts)) == 1
-            buffer = Buffer((len(counts), *shape_of(counts[0])), dtype, layout)
+            buffer = Buffer((len(counts), *shape_of(counts[0])), dtype, layout, shared)
             self._buffers = [buffer]
             self.blocks: Array | list[Array] = buffer.array
         else:
-            self._buffers = [Buffer(shape_of(count), dtype, layout) for count in counts]
+            self._buffers = [Buffer(shape_of(count), dtype, layout, shared) for count in counts]
             self.blocks = [buffer.array for buffer in self._buffers]
         self._stacked = stacked
 

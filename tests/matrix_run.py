@@ -133,7 +133,8 @@ class RankCase:
     def _make(self, parts: str, counts: list[int], layout: str) -> Blocks:
         how: Layout = LAYOUTS[layout]
         stacked = parts == "world" and self.case.blocks == "array"
-        return Blocks(counts, dtype_of(self.case.dtype), how, stacked=stacked)
+        shared = self.case.algorithm == "zero_copy"
+        return Blocks(counts, dtype_of(self.case.dtype), how, stacked=stacked, shared=shared)
 
     def call(self, group: pycoll.Communicator) -> None:
         case = self.case

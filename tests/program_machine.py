@@ -93,7 +93,7 @@ class Lengths:
 
 
 def reads(step: Step) -> bool:
-    return step.kind in ("send", "copy", "reduce_from") or "reduce" in step.kind
+    return step.kind in ("send", "copy") or "reduce" in step.kind
 
 
 def stores(step: Step) -> bool:
@@ -166,11 +166,11 @@ class Machine:
             return False
         received = incoming.popleft() if receives else GARBAGE
         reduces = "reduce" in step.kind
-        if step.kind == "reduce_from":
+        if step.kind in ("reduce_from", "reduce_to"):
             result = self.reduce_from(lane, round_, step)
         elif step.kind == "copy_from":
             peer = (step.from_rank, lane[1])
-            result = self.load(peer, round_, Ref("window", step.remote_chunk))
+            result = self.load(peer, round_, Ref(step.remote, step.remote_chunk))
         elif receives and not reduces:
             result = received
         else:
@@ -178,7 +178,11 @@ class Machine:
             if reduces:
                 pair = (received, result) if step.received_first else (result, received)
                 result = ("+", *pair)
-        if stores(step):
+        if step.kind == "reduce_to":
+            group = self.programs[rank].groups[step.group]
+            for member in group if step.to_rank < 0 else [step.to_rank]:
+                self.store((member, lane[1]), round_, step, result)
+        elif stores(step):
             result = self.store(lane, round_, step, result)
         if sends:
             outgoing.append(result)
@@ -195,7 +199,7 @@ class Machine:
     def reduce_from(self, lane: tuple[int, int], round_: int, step: Step) -> Value:
         total: Value = None
         for member in self.programs[lane[0]].groups[step.group]:
-            ref = step.src if member == lane[0] else Ref("window", step.remote_chunk)
+            ref = step.src if member == lane[0] else Ref(step.remote, step.remote_chunk)
             term = self.load((member, lane[1]), round_, ref)
             total = term if total is None else ("+", total, term)
         return total

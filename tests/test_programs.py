@@ -73,15 +73,17 @@ def test_the_algorithms_that_exist() -> None:
     assert names == {
         "all_reduce": [
             *("ring", "tree", "recursive_doubling", "halving_doubling", "hierarchical"),
-            *("one_shot", "two_shot", "chain"),
+            *("one_shot", "two_shot", "chain", "zero_copy"),
         ],
-        "all_gather": ["ring", "recursive_doubling", "direct", "one_shot"],
-        "reduce_scatter": ["ring", "recursive_halving", "direct", "one_shot", "chain"],
-        "broadcast": ["tree", "ring", "direct", "one_shot"],
+        "all_gather": ["ring", "recursive_doubling", "direct", "one_shot", "zero_copy"],
+        "reduce_scatter": [
+            *("ring", "recursive_halving", "direct", "one_shot", "chain", "zero_copy"),
+        ],
+        "broadcast": ["tree", "ring", "direct", "one_shot", "zero_copy"],
         "barrier": ["recursive_doubling", "ring", "direct", "one_shot"],
-        "reduce": ["tree", "ring", "direct", "one_shot", "chain"],
-        "gather": ["direct", "ring", "one_shot"],
-        "scatter": ["direct", "ring", "one_shot"],
+        "reduce": ["tree", "ring", "direct", "one_shot", "chain", "zero_copy"],
+        "gather": ["direct", "ring", "one_shot", "zero_copy"],
+        "scatter": ["direct", "ring", "one_shot", "zero_copy"],
         "all_to_all": ["direct"],
     }
 
@@ -90,12 +92,16 @@ def test_the_algorithms_that_exist() -> None:
 def test_only_algorithms_of_shared_memory_use_direct_steps(
     collective: str, row: _core.AlgorithmInfo
 ) -> None:
-    direct = {"reduce_from", "copy_from", "barrier"}
+    direct = {"reduce_from", "copy_from", "reduce_to", "barrier"}
     for world_size in (2, 3, 8):
         for program in _core.build_programs(collective, row.name, world_size):
             kinds = {step.kind for lane in program.lanes for step in lane.steps}
             assert bool(kinds & direct) == row.needs_window
             assert row.needs_window or program.window_chunks == 0
+            assert program.needs_lease == row.needs_lease
+            assert row.needs_lease == any(
+                step.remote == "input" for lane in program.lanes for step in lane.steps
+            ) or (row.needs_lease and (program.lends_input or program.lends_output))
 
 
 @pytest.mark.parametrize("world_size", range(2, 65))

@@ -30,6 +30,9 @@ struct Algorithm {
   // Called through build_program only, which fills in who the Program is for, and for one rank
   // never asks a builder: world_size is at least 2 here.
   Program (*build)(const ProgramRequest&);
+  // Works on peers' vectors in place (Program::needs_lease): where a rank's are not in shareable
+  // memory, another algorithm runs the call.
+  bool needs_lease = false;
 };
 
 // All rows, grouped by collective, in the order they are documented.

@@ -55,6 +55,8 @@ void check_headers(std::span<const Program> programs) {
     require(program.window_chunks == first.window_chunks, "another window than rank 0's");
     require(!program.uses_window() || program.lanes.size() == first.lanes.size(),
             "another number of lanes than rank 0's, and it uses the window");
+    require(program.needs_lease == first.needs_lease,
+            "needs a lease where rank 0 needs none, or none");
     require(program.collective != Collective::barrier || !program.lanes.empty(),
             "a barrier without lanes waits for nobody");
     try {

@@ -18,48 +18,14 @@
 #include <utility>
 
 #include "core/error.h"
+#include "program/borrowed.h"
 #include "program/happens_before.h"
+#include "program/interpret_types.h"
 #include "program/memory.h"
 #include "program/rounds.h"
 #include "program/wiring.h"
 
 namespace pycoll::prover {
-
-struct RunOptions {
-  int32_t depth = 2;
-  int32_t rounds = 1;
-  bool in_place = true;  // input and output are the same memory
-  // Slices of the chunks of each length class, at most `rounds`; empty: all have `rounds`.
-  std::vector<int32_t> lengths;
-};
-
-template <typename Value>
-struct Message {
-  Datum<Value> datum;
-  Wire wire = Wire::value;
-  int32_t round = 0;
-  int32_t length = 0;  // class
-  uint32_t time = 0;
-  int32_t step = 0;
-  ClockRef clock;
-};
-
-template <typename Value>
-struct Production {
-  int32_t rank;
-  uint32_t time;
-  Value value;
-};
-
-template <typename Value>
-struct Move {
-  uint32_t time;
-  int32_t from;
-  int32_t to;
-  int32_t lane;
-  Value value;
-  const Step* step;  // of the rank that receives
-};
 
 template <typename Domain>
 class Interpreter {
@@ -96,6 +62,7 @@ class Interpreter {
                                               " slots: ", describe_deadlock(wiring_, states_))};
     }
     find_leftover();
+    if (order_) borrowed_.find_late(wiring_, *order_);
   }
 
   const Wiring& wiring() const { return wiring_; }
@@ -107,20 +74,7 @@ class Interpreter {
   const Rounds& rounds() const { return rounds_; }
 
  private:
-  struct Slot {
-    Message<Value> message;
-    ClockRef freed;  // when the receive that emptied the slot happened
-  };
-  struct Fifo {
-    explicit Fifo(int32_t depth) : slots(static_cast<size_t>(depth)) {}
-    std::vector<Slot> slots;
-    uint64_t sent = 0;
-    uint64_t received = 0;
-    bool empty() const { return sent == received; }
-    bool full() const { return sent - received == slots.size(); }
-    Slot& head() { return slots[received % slots.size()]; }
-    Slot& tail() { return slots[sent % slots.size()]; }
-  };
+  using Fifo = Queue<Value>;
   struct Announcement {
     uint32_t time = 0;
     ClockRef clock;
@@ -269,7 +223,8 @@ class Interpreter {
       if (finishes) result = {domain_.finish(result.value), Form::finished};
       if (turn.step.dst.space == Space::acc && result.form == Form::raw)
         result.form = Form::partial;
-      store(turn, result);
+      if (turn.step.kind == StepKind::reduce_to) return store_at_peers(turn, result);
+      store(turn, turn.rank, result);
     }
     if (turn.traits.stores || turn.traits.receives) {
       domain_.produced(Production<Value>{turn.rank, turn.state.time, result.value});
@@ -309,7 +264,7 @@ class Interpreter {
     if (turn.step.kind == StepKind::copy_from) {
       return read_remote(turn, turn.step.from);
     }
-    if (turn.step.kind == StepKind::reduce_from) return reduce_group(turn);
+    if (turn.traits.direct) return reduce_group(turn);
     if (!turn.traits.reads) return received;
     const Datum<Value> own = read(turn, turn.step.src);
     if (!turn.traits.reduces) return own;
@@ -350,7 +305,7 @@ class Interpreter {
   }
 
   Datum<Value> read(const Turn& turn, Ref ref) {
-    if (ref.space == Space::input) return read_input(turn, ref.chunk);
+    if (ref.space == Space::input) return read_input(turn, turn.rank, ref.chunk);
     const Place place = place_of(turn, ref);
     const Cell<Value>& cell = memory_.at(place);
     if (cell.round != turn.state.round) {
@@ -361,23 +316,39 @@ class Interpreter {
     return cell.datum;
   }
 
-  Datum<Value> read_input(const Turn& turn, int32_t chunk) {
-    const Datum<Value> mine{domain_.input(turn.rank, chunk), Form::raw};
-    const int32_t alias =
-        options_.in_place ? output_in_place(wiring_.program_of(turn.process), chunk) : -1;
+  Datum<Value> read_input(const Turn& turn, int32_t rank, int32_t chunk) {
+    const Datum<Value> mine{domain_.input(rank, chunk), Form::raw};
+    const int32_t alias = options_.in_place ? output_in_place(program_of(rank), chunk) : -1;
     if (alias < 0) return mine;
-    const Place place = place_of(turn, {Space::output, alias});
+    const Place place{rank, turn.lane, turn.state.round, {Space::output, alias}};
     const Cell<Value>& cell = memory_.at(place);
     // A root that copied its own input there overwrote it with itself.
     if (cell.round >= 0 && !(cell.datum.value == mine.value)) {
-      fault(CheckKind::race, turn, "reads input[", chunk, "], which in place is output[", alias,
-            "] and was overwritten by ", wiring_.describe(cell.process, cell.step));
+      fault(CheckKind::race, turn, "reads input[", chunk, "]",
+            rank == turn.rank ? "" : concat(" of rank ", rank), ", which in place is output[",
+            alias, "] and was overwritten by ", wiring_.describe(cell.process, cell.step));
     }
     note(turn, place, false);
     return mine;
   }
 
   Datum<Value> read_remote(const Turn& turn, int32_t peer) {
+    return turn.step.remote == Space::input ? borrow_input(turn, peer) : read_window(turn, peer);
+  }
+
+  Datum<Value> borrow_input(const Turn& turn, int32_t peer) {
+    if (!program_of(peer).lends_input) {
+      fault(CheckKind::race, turn, "reads the input of rank ", peer, ", which that rank keeps");
+    }
+    borrow(turn, peer);
+    const Datum<Value> datum = read_input(turn, peer, turn.step.remote_chunk);
+    turn.state.time = std::max(turn.state.time, 1u);
+    domain_.moved(
+        Move<Value>{turn.state.time, peer, turn.rank, turn.lane, datum.value, &turn.step});
+    return datum;
+  }
+
+  Datum<Value> read_window(const Turn& turn, int32_t peer) {
     const Place place{peer, turn.lane, turn.state.round, {Space::window, turn.step.remote_chunk}};
     const Cell<Value>& cell = memory_.at(place);
     if (cell.round != turn.state.round) {
@@ -401,9 +372,37 @@ class Interpreter {
           ", but it holds chunk ", cell.length, ", which has another size");
   }
 
-  void store(const Turn& turn, const Datum<Value>& datum) {
-    const Place place = place_of(turn, turn.step.dst);
-    note(turn, place, true);
+  // The sum of a reduce_to.
+  void store_at_peers(const Turn& turn, const Datum<Value>& datum) {
+    const auto one = [&](int32_t rank) {
+      if (rank != turn.rank) {
+        if (!program_of(rank).lends_output) {
+          fault(CheckKind::race, turn, "writes the output of rank ", rank,
+                ", which that rank keeps");
+        }
+        borrow(turn, rank);
+        domain_.moved(
+            Move<Value>{turn.state.time, turn.rank, rank, turn.lane, datum.value, &turn.step});
+      }
+      store(turn, rank, datum);
+      domain_.produced(Production<Value>{rank, turn.state.time, datum.value});
+    };
+    if (turn.step.to >= 0) return one(turn.step.to);
+    const Program& program = wiring_.program_of(turn.process);
+    for (int32_t rank : program.groups[static_cast<size_t>(turn.step.group)]) one(rank);
+  }
+
+  // A copy of a vector's own memory onto itself does not happen.
+  bool moves_nothing(const Turn& turn) const {
+    const Step& step = turn.step;
+    return options_.in_place && step.kind == StepKind::copy && step.src.space == Space::input &&
+           step.dst.space == Space::output &&
+           output_in_place(wiring_.program_of(turn.process), step.src.chunk) == step.dst.chunk;
+  }
+
+  void store(const Turn& turn, int32_t rank, const Datum<Value>& datum) {
+    const Place place{rank, turn.lane, turn.state.round, turn.step.dst};
+    if (!moves_nothing(turn)) note(turn, place, true);
     memory_.at(place) = {datum,        turn.state.round,     turn.state.time,
                          turn.process, turn.state.next_step, length_of(turn)};
   }
@@ -463,6 +462,15 @@ class Interpreter {
     }
   }
 
+  void borrow(const Turn& turn, int32_t lender) {
+    borrowed_.add(
+        {lender, turn.process, turn.state.next_step, order_->time_of(turn.process, turn.process)});
+  }
+
+  const Program& program_of(int32_t rank) const {
+    return wiring_.programs[static_cast<size_t>(rank)];
+  }
+
   template <typename... Parts>
   [[noreturn]] void fault(CheckKind kind, const Turn& turn, const Parts&... parts) const {
     throw Fault{kind, concat(wiring_.describe(turn.process, turn.state.next_step), ": ", parts...)};
@@ -480,6 +488,7 @@ class Interpreter {
   std::vector<std::vector<Announcement>> announcements_;  // of each process, at its barriers
   std::vector<std::vector<int32_t>> watchers_;            // processes that wait for its next one
   std::vector<std::vector<std::optional<Announcement>>> meetings_;  // of each barrier
+  BorrowedVectors borrowed_;
   std::deque<int32_t> ready_;
   bool is_barrier_;
   std::optional<HappensBefore> order_;

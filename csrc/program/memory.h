@@ -51,7 +51,8 @@ class Memory {
       RankMemory& memory = ranks_.emplace_back();
       const size_t lanes = program.lanes.size();
       const bool shares = lanes_share_chunks(program, in_place);
-      needs_order_ = needs_order_ || shares || program.uses_window();
+      const bool lends = program.lends_input || program.lends_output;
+      needs_order_ = needs_order_ || shares || lends || program.uses_window();
       memory.output_chunks = static_cast<size_t>(program.output_chunks);
       memory.acc_chunks = static_cast<size_t>(program.acc_chunks);
       memory.window_chunks = static_cast<size_t>(program.window_chunks);
@@ -59,7 +60,7 @@ class Memory {
       memory.accs.resize(lanes * memory.acc_chunks);
       memory.windows.resize(lanes * kBuffers * memory.window_chunks);
       memory.window_history.resize(memory.windows.size());
-      if (shares) memory.output_history.resize(memory.outputs.size());
+      if (shares || lends) memory.output_history.resize(memory.outputs.size());
     }
   }
 

@@ -39,6 +39,7 @@ constexpr std::array<StepTraits, static_cast<size_t>(StepKind::kCount)> kTraits{
     {"copy", false, false, true, true, false, false},
     {"reduce_from", false, false, true, true, false, true},
     {"copy_from", false, false, false, true, false, true},
+    {"reduce_to", false, false, true, true, false, true},
     {"barrier", false, false, false, false, false, true},
 }};
 
@@ -54,12 +55,11 @@ std::string operands_of(const Step& step, const StepTraits& traits) {
   if (traits.stores) text += to_string(step.dst);
   if (step.kind == StepKind::recv || step.kind == StepKind::recv_copy_send) return text;
   if (traits.stores) text += " = ";
-  if (step.kind == StepKind::copy_from) {
-    return text + concat("window[", step.remote_chunk, "] of ", step.from);
-  }
-  if (step.kind == StepKind::reduce_from) {
-    return text + concat("sum of window[", step.remote_chunk, "] over group ", step.group,
-                         " with own ", to_string(step.src));
+  const std::string remote = to_string(Ref{step.remote, step.remote_chunk});
+  if (step.kind == StepKind::copy_from) return text + concat(remote, " of ", step.from);
+  if (traits.direct) {
+    return text +
+           concat("sum of ", remote, " over group ", step.group, " with own ", to_string(step.src));
   }
   if (traits.reduces && step.received_first) text += "received + ";
   if (traits.reads) text += to_string(step.src);
@@ -135,17 +135,29 @@ int32_t length_classes(const Program& program) {
   return program.world_size * program.world_size;
 }
 
-int32_t length_class(const Program& program, Ref ref) {
+namespace {
+
+int32_t length_class_at(const Program& program, Ref ref, int32_t rank) {
   const CollectiveTraits& traits = traits_of(program.collective);
   if (traits.lengths == Lengths::equal) return 0;
   if (traits.lengths == Lengths::pairwise) {
     // Of a block from one rank to another.
     const int32_t w = program.world_size;
-    return ref.space == Space::output ? ref.chunk * w + program.rank : program.rank * w + ref.chunk;
+    return ref.space == Space::output ? ref.chunk * w + rank : rank * w + ref.chunk;
   }
   const bool own = (ref.space == Space::input && traits.input == Parts::one) ||
                    (ref.space == Space::output && traits.output == Parts::one);
-  return own ? program.rank : ref.chunk;
+  return own ? rank : ref.chunk;
+}
+
+}  // namespace
+
+int32_t length_class(const Program& program, Ref ref) {
+  return length_class_at(program, ref, program.rank);
+}
+
+int32_t remote_length_class(const Program& program, const Step& step, int32_t peer) {
+  return length_class_at(program, {step.remote, step.remote_chunk}, peer);
 }
 
 int32_t length_class(const Program& program, const Step& step) {
@@ -167,6 +179,9 @@ std::string to_string(const Step& step) {
   if (step.kind == StepKind::barrier) return concat("barrier of group ", step.group);
   const std::string operands = operands_of(step, traits);
   std::string text = concat(traits.name, operands.empty() ? "" : " ", operands);
+  if (step.kind == StepKind::reduce_to) {
+    text += step.to < 0 ? ", to all of them" : concat(", to ", step.to);
+  }
   if (traits.receives && traits.sends) {
     text += concat(", ", step.from, " -> ", step.to);
   } else if (traits.receives) {

@@ -33,6 +33,11 @@
 //   * A lane's direct steps meet the lanes with the same number at its peers. The n-th barrier of a
 //     lane in a call announces n and waits until that lane of every member of its group has
 //     announced n or more.
+//   * Where a Program `needs_lease`, direct steps also read the `input` of peers and write their
+//     `output`, in place: a call begins with an exchange of leases (runtime/leased_call.h), after
+//     which the vectors that a rank lends (`lends_input`, `lends_output`) are its peers' too. A
+//     barrier must come between the last such access and the lender's end, because then the caller
+//     has its vectors back.
 //   * Values are `input` elements, partial sums are accumulators (wider for 16-bit types: a sum is
 //     rounded once, when it is complete). Storing a partial sum to `output` or `window`, or sending
 //     what was stored there, *finishes* it: the division of AVG and the rounding happen there, and
@@ -135,9 +140,11 @@ enum class StepKind : uint8_t {
   recv_reduce_send,       // to <- received (+) src           as partial; nothing is stored
   recv_reduce_copy_send,  // dst = received (+) src, finished, and the same to `to`
   copy,                   // dst = src                        from acc to output or window: finished
-  reduce_from,            // dst = sum over group, in list order, of window[remote_chunk] of each
+  reduce_from,            // dst = sum over group, in list order, of remote[remote_chunk] of each
                           //   member; this rank's own term is src (its input or window)
-  copy_from,              // dst = window[remote_chunk] of `from`
+  copy_from,              // dst = remote[remote_chunk] of `from`
+  reduce_to,              // as reduce_from over inputs, and the sum, finished, goes to
+                          //   output[dst.chunk] of `to`, or of every member when that is -1
   barrier,                // returns when every member of group has come
   kCount,
 };
@@ -159,13 +166,14 @@ struct Step {
   StepKind kind = StepKind::barrier;
   Ref src{};
   Ref dst{};
-  int32_t from = -1;           // message steps and copy_from: the rank that is read
-  int32_t to = -1;             // message steps: the rank that is sent to
-  int32_t channel = 0;         // message steps: which FIFO of the pair
-  int32_t group = -1;          // barrier, reduce_from: index into Program::groups
-  int32_t remote_chunk = 0;    // reduce_from, copy_from: window chunk at the peer
-  Wire wire = Wire::value;     // what the received message holds
-  bool received_first = true;  // reduces: received (+) src, else src (+) received
+  int32_t from = -1;             // message steps and copy_from: the rank that is read
+  int32_t to = -1;               // message steps and reduce_to: the rank that is written to
+  int32_t channel = 0;           // message steps: which FIFO of the pair
+  int32_t group = -1;            // barrier, reduce_from, reduce_to: index into Program::groups
+  int32_t remote_chunk = 0;      // reduce_from, copy_from, reduce_to: the chunk at the peer
+  Space remote = Space::window;  // the same: its space, window or (with a lease) input
+  Wire wire = Wire::value;       // what the received message holds
+  bool received_first = true;    // reduces: received (+) src, else src (+) received
   bool operator==(const Step&) const = default;
 };
 
@@ -200,6 +208,9 @@ struct Program {
   std::vector<int32_t> ring;  // ring_order: the ranks as they stand in it; empty: 0, 1, 2, ...
   std::vector<std::vector<int32_t>> groups;  // member lists of direct steps
   std::vector<Lane> lanes;
+  bool needs_lease = false;   // peers' vectors are read or written; the same on all ranks
+  bool lends_input = false;   // peers read this rank's input
+  bool lends_output = false;  // peers write this rank's output
 
   bool uses_window() const { return window_chunks > 0; }
 };
@@ -223,6 +234,8 @@ int32_t output_in_place(const Program& program, int32_t input_chunk);
 int32_t length_classes(const Program& program);
 int32_t length_class(const Program& program, Ref ref);
 int32_t length_class(const Program& program, const Step& step);
+// Of the chunk that a direct step reads at `peer`.
+int32_t remote_length_class(const Program& program, const Step& step, int32_t peer);
 
 // "recv_reduce_send received + input[2], 1 -> 3": for errors and for explain.
 std::string to_string(const Step& step);

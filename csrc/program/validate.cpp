@@ -39,6 +39,7 @@ constexpr std::array<Allowed, static_cast<size_t>(StepKind::kCount)> kAllowed{{
     {kInput | kOutput | kAcc | kWindow, kAcc | kOutput | kWindow},  // copy
     {kInput | kWindow, kAcc | kOutput | kWindow},                   // reduce_from
     {0, kOutput | kWindow},                                         // copy_from
+    {kInput, kOutput},                                              // reduce_to
     {0, 0},                                                         // barrier
 }};
 
@@ -105,6 +106,10 @@ class Validator {
                     " acc chunks, but the vector has ", most_chunks());
     require_program(p.window_chunks >= 0 && p.window_chunks <= most_chunks(), p.window_chunks,
                     " window chunks, but the vector has ", most_chunks());
+    require_program(p.needs_lease || !(p.lends_input || p.lends_output),
+                    "it lends its vectors without a lease");
+    require_program(!p.needs_lease || !pairwise(), name_of(p.collective),
+                    " with leases: only two ranks know the length of a block");
     require_program(p.window_chunks == 0 || !pairwise(), name_of(p.collective),
                     " with a window: its ranks may run different numbers of rounds");
     std::vector<int32_t> ring = p.ring;
@@ -150,6 +155,9 @@ class Validator {
             name, " may not be ", name_of(ref.space));
     require(ref.chunk >= 0 && ref.chunk < chunks_of(ref.space), name, " is chunk ", ref.chunk,
             " of only ", chunks_of(ref.space), " chunks");
+  }
+
+  void own_vector(Ref ref) const {
     const bool root = program_.rank == program_.root;
     require(root || ref.space != Space::input || !collective().input_at_root, "only the root of a ",
             name_of(program_.collective), " may read input");
@@ -175,10 +183,33 @@ class Validator {
               "no group ", step.group);
     }
     if (step.kind == StepKind::barrier) return;
-    require(step.remote_chunk >= 0 && step.remote_chunk < program_.window_chunks, "window[",
-            step.remote_chunk, "] of only ", program_.window_chunks, " chunks");
+    remote(step);
     require(!cuts_alike() || step.remote_chunk == step.dst.chunk, "reads chunk ", step.remote_chunk,
             " of a peer into chunk ", step.dst.chunk, ", which has another size");
+  }
+
+  // What is read at a peer, and written there.
+  void remote(const Step& step) const {
+    const bool of_input = step.remote == Space::input;
+    require(of_input || step.remote == Space::window, "reads a peer's ", name_of(step.remote));
+    require(of_input || step.kind != StepKind::reduce_to, "writes what the peers still show");
+    require(step.remote_chunk >= 0 && step.remote_chunk < chunks_of(step.remote),
+            name_of(step.remote), "[", step.remote_chunk, "] of only ", chunks_of(step.remote),
+            " chunks");
+    if (!of_input) return;
+    require(program_.needs_lease, "reads a peer's input without a lease");
+    require(!collective().input_at_root || step.from == program_.root, "only the root of a ",
+            name_of(program_.collective), " has an input");
+    const int32_t peer = step.kind == StepKind::copy_from ? step.from : program_.rank;
+    require(remote_length_class(program_, step, peer) == length_class(program_, step),
+            "reads a chunk of another size than its own");
+    if (step.kind != StepKind::reduce_to) return;
+    const auto& group = program_.groups[static_cast<size_t>(step.group)];
+    require(step.to == -1 || std::binary_search(group.begin(), group.end(), step.to), "rank ",
+            step.to, " is not in the group");
+    require(!collective().output_at_root || step.to == program_.root, "only the root of a ",
+            name_of(program_.collective), " has an output");
+    require(collective().lengths == Lengths::cut, "ranks have different outputs");
   }
 
   // Accumulators and windows have room for any slice; the caller's vectors do not.
@@ -196,8 +227,12 @@ class Validator {
     require(step.kind < StepKind::kCount, "unknown kind");
     const StepTraits& traits = traits_of(step.kind);
     const Allowed allowed = kAllowed[static_cast<size_t>(step.kind)];
-    if (traits.reads) reference("src", step.src, allowed.src);
+    if (traits.reads) {
+      reference("src", step.src, allowed.src);
+      own_vector(step.src);
+    }
     if (traits.stores) reference("dst", step.dst, allowed.dst);
+    if (traits.stores && step.kind != StepKind::reduce_to) own_vector(step.dst);
     if (traits.reads && traits.stores) {
       same_length(step);
       require(step.kind != StepKind::copy || step.src != step.dst, "copies onto itself");

@@ -384,6 +384,7 @@ void bind_groups(py::module_& m) {
       .def(
           "sequence", [](PyCommunicator& c) { return c.core().sequence(); }, without_gil)
       .def("transport", [](PyCommunicator& c) { return c.core().transport_name(); })
+      .def("statistics", [](PyCommunicator& c) { return c.core().statistics(); })
       .def("algorithm_for",
            [](PyCommunicator& c, const std::string& collective, uint64_t bytes) {
              const auto which = parse_enum<Collective>(collective, "collective");

@@ -159,6 +159,9 @@ void bind_steps(py::module_& m) {
       .def_readwrite("group", &Step::group)
       .def_readwrite("remote_chunk", &Step::remote_chunk)
       .def_property(
+          "remote", [](const Step& s) { return std::string(name_of(s.remote)); },
+          [](Step& s, const std::string& name) { s.remote = space_from(name); })
+      .def_property(
           "wire", [](const Step& s) { return std::string(name_of(s.wire)); },
           [](Step& s, const std::string& name) { s.wire = wire_from(name); })
       .def_readwrite("received_first", &Step::received_first)
@@ -180,6 +183,7 @@ void bind_programs(py::module_& m) {
       .def_property_readonly("name", [](const Algorithm& a) { return std::string(a.name); })
       .def_property_readonly("summary", [](const Algorithm& a) { return std::string(a.summary); })
       .def_readonly("needs_window", &Algorithm::needs_window)
+      .def_readonly("needs_lease", &Algorithm::needs_lease)
       .def_readonly("min_depth", &Algorithm::min_depth)
       .def("__repr__", [](const Algorithm& a) {
         return concat("<AlgorithmInfo ", name_of(a.collective), " ", a.name, ">");
@@ -206,6 +210,9 @@ void bind_programs(py::module_& m) {
       .def_readwrite("ring", &Program::ring)
       .def_readwrite("groups", &Program::groups)
       .def_readwrite("lanes", &Program::lanes)
+      .def_readwrite("needs_lease", &Program::needs_lease)
+      .def_readwrite("lends_input", &Program::lends_input)
+      .def_readwrite("lends_output", &Program::lends_output)
       .def(
           "steps", [](Program& p, int32_t lane) { return lane_of(p, lane).steps; }, arg("lane") = 0)
       .def(

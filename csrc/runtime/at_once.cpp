@@ -118,19 +118,20 @@ const Communicator::Known* Communicator::known_for(const PlainCall& call) {
 
 void Communicator::learn(const PlainCall& call, Known& known) {
   CallRequest request = request_of(call);
-  const auto [kernels, algorithm] = examine(request);
+  const auto [kernels, algorithm, instead] = examine(request);
   known.call = call;
   known.kernels = kernels;
   known.header = header_of(request, algorithm, Nanoseconds(0));
   const Lock lock(mutex_);
   known.program = &plan(algorithm, request);
   known.slice = executor_.slice_for(*known.program, kernels, call.dtype);
+  known.fallback = fallback_plan(instead, request);
 }
 
 // Nothing may fail once a call has its number: so it has room for any call.
 void Communicator::make_kept(const Known& known) {
   kept_ = std::make_shared<CollectiveOperation>(CallRequest{}, known.header, *known.program,
-                                                known.kernels, Nanoseconds(0));
+                                                known.fallback, known.kernels, Nanoseconds(0));
   kept_->input_.input.blocks.reserve(static_cast<size_t>(world_size_));
   kept_->input_.output.blocks.reserve(static_cast<size_t>(world_size_));
 }
@@ -139,6 +140,7 @@ void Communicator::prepare(const PlainCall& call, const Known& known, uint64_t s
   CollectiveOperation& operation = *kept_;
   ExecutorInput& in = operation.input_;
   in.program = known.program;
+  in.fallback = known.fallback;
   in.kernels = known.kernels;
   in.slice = known.slice;
   in.call = known.header;

@@ -144,6 +144,17 @@ uint64_t Communicator::sequence() const {
   return turn_.sequence();
 }
 
+std::map<std::string, uint64_t> Communicator::statistics() const {
+  const CallCounters& counters = executor_.counters();
+  const auto read = [](const std::atomic<uint64_t>& counter) {
+    return counter.load(std::memory_order_relaxed);
+  };
+  return {{"zero_copy_calls", read(counters.zero_copy_calls)},
+          {"zero_copy_bytes", read(counters.zero_copy_bytes)},
+          {"staged_calls", read(counters.staged_calls)},
+          {"staged_bytes", read(counters.staged_bytes)}};
+}
+
 void Communicator::check_owner() const {
   if (!fork_mark_.in_child()) return;
   fail(ErrorKind::invalid_argument, "rank ", rank_,
@@ -164,10 +175,8 @@ const Algorithm& Communicator::algorithm_for(Collective collective, uint64_t byt
   return selector_.select(selection_input(collective, bytes));
 }
 
-const Algorithm& Communicator::choose(const CallRequest& request) const {
-  const uint64_t elements = elements_to_select_by(request, static_cast<uint64_t>(world_size_));
-  const SelectionInput input =
-      selection_input(request.collective, elements * size_of(request.dtype));
+const Algorithm& Communicator::choose(const CallRequest& request,
+                                      const SelectionInput& input) const {
   if (request.algorithm.empty() || request.algorithm == "auto") return selector_.select(input);
   const Algorithm* algorithm = find_algorithm(request.collective, request.algorithm);
   if (algorithm == nullptr) {
@@ -196,6 +205,13 @@ const Program& Communicator::plan(const Algorithm& algorithm, const CallRequest&
   return known->second;
 }
 
+// What runs a call whose algorithm needs leases when there are none; a Program that a test has put
+// in has nothing else.
+const Program* Communicator::fallback_plan(const Algorithm* algorithm, const CallRequest& request) {
+  if (algorithm == nullptr || overrides_.contains(request.collective)) return nullptr;
+  return &plan(*algorithm, request);
+}
+
 void Communicator::override_program(Program program) {
   validate(program);
   if (program.rank != rank_ || program.world_size != world_size_ ||
@@ -216,7 +232,13 @@ Communicator::Means Communicator::examine(const CallRequest& request) const {
   }
   check_shapes(request, rank_, world_size_);
   check_overlaps(request, rank_);
-  return {kernels_for(request, isa_), choose(request)};
+  const ReduceKernels* kernels = kernels_for(request, isa_);
+  const uint64_t elements = elements_to_select_by(request, static_cast<uint64_t>(world_size_));
+  SelectionInput input = selection_input(request.collective, elements * size_of(request.dtype));
+  input.leases = true;
+  const Algorithm& algorithm = choose(request, input);
+  input.leases = false;
+  return {kernels, algorithm, algorithm.needs_lease ? &selector_.select(input) : nullptr};
 }
 
 // But for the sequence number.
@@ -235,12 +257,13 @@ CallHeader Communicator::header_of(const CallRequest& request, const Algorithm& 
 
 std::shared_ptr<Operation> Communicator::enqueue(Lock& held, CallRequest&& request) {
   if (dead()) std::rethrow_exception(death_);
-  const auto [kernels, algorithm] = examine(request);
+  const auto [kernels, algorithm, instead] = examine(request);
   const Program& program = plan(algorithm, request);
+  const Program* fallback = fallback_plan(instead, request);
   const Nanoseconds timeout = request.timeout.value_or(timeout_.load(std::memory_order_relaxed));
   const CallHeader header = header_of(request, algorithm, timeout);
-  auto operation =
-      std::make_shared<CollectiveOperation>(std::move(request), header, program, kernels, timeout);
+  auto operation = std::make_shared<CollectiveOperation>(std::move(request), header, program,
+                                                         fallback, kernels, timeout);
   queue_.push_back(operation);
   // Last: a number that was taken must be used.
   operation->input_.call.sequence = turn_.queue();

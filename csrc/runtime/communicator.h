@@ -84,6 +84,9 @@ class Communicator {
   // this Program (validated, not checked). No operation may be in flight.
   void override_program(Program program);
 
+  // By name: zero_copy_calls, zero_copy_bytes, staged_calls, staged_bytes (CallCounters).
+  std::map<std::string, uint64_t> statistics() const;
+
   // Gives the group up, here and at the peers. Returns at once.
   void abort(const std::string& reason);
   // Waits a little for queued operations, then leaves. Idempotent.
@@ -113,12 +116,14 @@ class Communicator {
   void complete_synchronously(const std::shared_ptr<Operation>& operation,
                               const Interrupt& interrupt);
   const Program& plan(const Algorithm& algorithm, const CallRequest& request);
+  const Program* fallback_plan(const Algorithm* algorithm, const CallRequest& request);
   SelectionInput selection_input(Collective collective, uint64_t bytes) const;
-  const Algorithm& choose(const CallRequest& request) const;
+  const Algorithm& choose(const CallRequest& request, const SelectionInput& input) const;
   // What runs a call that is in order.
   struct Means {
     const ReduceKernels* kernels;
     const Algorithm& algorithm;
+    const Algorithm* fallback;  // where `algorithm` needs leases and not all ranks have one
   };
   Means examine(const CallRequest& request) const;
   void check_owner() const;
@@ -129,6 +134,7 @@ class Communicator {
   struct Known {
     PlainCall call;  // but for addresses and timeout
     const Program* program = nullptr;
+    const Program* fallback = nullptr;  // where `program` needs leases
     const ReduceKernels* kernels = nullptr;
     uint64_t slice = 0;
     CallHeader header;
@@ -173,6 +179,7 @@ class Communicator {
   Nanoseconds ask_when_stuck();
 
   void look_for_trouble();
+  void look_between_portions();
   void look_at_collective();
   bool look_at_message(const MessageOperation& operation);
   bool help_from_the_gone();

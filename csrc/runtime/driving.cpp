@@ -234,6 +234,8 @@ void Communicator::run_until_news(const Interrupt& interrupt) {
   while (!something_ended() && !news_.load(std::memory_order_relaxed)) {
     if (advance()) {
       backoff.reset();
+      // A peer's vectors may be in use for long, and only whoever waits looks for trouble.
+      if (executor_.borrows()) look_between_portions();
     } else if (!current_ && !messages_.active()) {
       return;
     } else if (backoff.next() == Backoff::Stage::sleep) {

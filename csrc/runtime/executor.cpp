@@ -30,12 +30,13 @@ struct Executor::StepTable {
       &Executor::copy_step,         // copy
       &Executor::reduce_from_step,  // reduce_from
       &Executor::copy_from_step,    // copy_from
+      &Executor::borrow_step,       // reduce_to
       &Executor::barrier_step,      // barrier
   };
 };
 
 Executor::Executor(Transport& transport, const TransportGeometry& geometry, int rank)
-    : transport_(transport), geometry_(geometry), rank_(rank) {
+    : transport_(transport), geometry_(geometry), rank_(rank), lease_(transport, rank) {
   // The buffer of the cell goes by the number of the barrier, which counts from 1.
   histories_[kCellLane].window_rounds = 1;
 }
@@ -45,17 +46,25 @@ void Executor::start(const ExecutorInput& input) {
   fingerprint_ = fingerprint(input.call);
   element_ = size_of(input.call.dtype);
   acc_size_ = input.kernels != nullptr ? size_of(input.kernels->acc) : element_;
-  slice_ = input.slice != 0 ? input.slice
-                            : slice_elements(*input.program, input.kernels, element_, geometry_);
-  const uint64_t largest =
-      ChunkCutter(*input.program, input.input, input.output, element_).largest_chunk();
+  exchanging_ = false;
+  lanes_.clear();
+  lanes_left_ = 0;
+  if (input.program->needs_lease) begin_exchange();
+  if (!exchanging_) start_program();
+}
+
+void Executor::start_program() {
+  const Program& program = *in_.program;
+  count_call(!program.needs_lease);
+  slice_ = in_.slice != 0 ? in_.slice : slice_elements(program, in_.kernels, element_, geometry_);
+  const uint64_t largest = ChunkCutter(program, in_.input, in_.output, element_).largest_chunk();
   rounds_ = round_count(largest, slice_);
   in_cell_ = fits_cell(largest);
   window_stride_ = in_cell_ ? round_up(largest * element_, 8) : slice_ * element_;
-  flights_ = flights_of(*input.program);
-  lanes_.assign(input.program->lanes.size() * static_cast<size_t>(flights_), {});
+  flights_ = flights_of(program);
+  lanes_.assign(program.lanes.size() * static_cast<size_t>(flights_), {});
   lanes_left_ = lanes_.size();
-  const size_t acc_bytes = static_cast<size_t>(input.program->acc_chunks) * slice_ * acc_size_;
+  const size_t acc_bytes = static_cast<size_t>(program.acc_chunks) * slice_ * acc_size_;
   std::byte* acc = acc_.at_least(acc_bytes * lanes_.size());
   for (size_t i = 0; i < lanes_.size(); ++i) {
     lanes_[i].acc = acc + i * acc_bytes;
@@ -67,7 +76,9 @@ void Executor::start(const ExecutorInput& input) {
 // on the Program and on the lengths of a call that uses windows.
 bool Executor::fits_cell(uint64_t largest_chunk) const {
   const Program& program = *in_.program;
-  if (rounds_ != 1 || program.lanes.size() != 1 || transport_.window() == nullptr) return false;
+  if (program.needs_lease || rounds_ != 1 || program.lanes.size() != 1 ||
+      transport_.window() == nullptr)
+    return false;
   const auto chunks = static_cast<uint64_t>(std::max(program.window_chunks, 1));
   if (chunks * round_up(largest_chunk * element_, 8) > kCellBytes) return false;
   size_t barriers = 0;
@@ -82,6 +93,16 @@ bool Executor::fits_cell(uint64_t largest_chunk) const {
     ++barriers;
   }
   return barriers == 1;
+}
+
+void Executor::count_call(bool staged) {
+  const uint64_t bytes = std::max(in_.input.count(), in_.output.count()) * element_;
+  // One thread drives, so nothing is lost between load and store; relaxed: a statistic.
+  const auto add = [](std::atomic<uint64_t>& counter, uint64_t amount) {
+    counter.store(counter.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
+  };
+  add(staged ? counters_.staged_calls : counters_.zero_copy_calls, 1);
+  add(staged ? counters_.staged_bytes : counters_.zero_copy_bytes, bytes);
 }
 
 // A rank that waits for the answer to its slice before it sends the next leaves the network idle
@@ -105,15 +126,18 @@ void Executor::start_lane(size_t place) {
   // In the cell a barrier's number tells the buffer, so the two count together.
   lane.uses_window = in_cell_;
   for (const Step& step : lane.lane->steps) {
+    const bool reads_peers = step.kind == StepKind::reduce_from || step.kind == StepKind::copy_from;
     lane.uses_window |= step.src.space == Space::window || step.dst.space == Space::window ||
-                        step.kind == StepKind::reduce_from || step.kind == StepKind::copy_from;
+                        (reads_peers && step.remote == Space::window);
   }
   if (lane.lane->steps.empty()) --lanes_left_;
 }
 
 bool Executor::advance() {
+  if (exchanging_ && !end_exchange()) return false;
   bool moved = false;
   for (LaneState& lane : lanes_) moved |= advance_lane(lane);
+  if (lanes_left_ == 0) lease_.end();
   return moved;
 }
 
@@ -132,7 +156,7 @@ bool Executor::advance_lane(LaneState& lane) {
     const bool skip = count == 0 && lane.round > 0 && step.kind != StepKind::barrier;
     if (!skip) {
       const StepFunction run = StepTable::kFunctions[static_cast<size_t>(step.kind)];
-      if (!(this->*run)(lane, step, count)) return moved;
+      if (!(this->*run)(lane, step, count)) return moved || lane.in_step;
       moved = true;
     }
     lane.counted = lane.offered = false;
@@ -152,6 +176,7 @@ void Executor::finish_round(LaneState& lane) {
 }
 
 std::vector<int> Executor::waiting_for() const {
+  if (exchanging_) return lease_.missing();
   std::vector<int> ranks;
   for (const LaneState& lane : lanes_) {
     if (lane.round >= rounds_ || lane.step >= lane.lane->steps.size()) continue;
@@ -164,6 +189,9 @@ std::vector<int> Executor::waiting_for() const {
         const Arrival theirs = transport_.window()->arrival_of(member, lane.window, mine);
         if (!theirs.reached(mine)) ranks.push_back(member);
       }
+    } else if (traits.direct && step.remote == Space::input) {
+      // Whoever has failed says why.
+      for (const int peer : lease_.revokers()) ranks.push_back(peer);
     } else if (traits.receives && !fifo_from(lane, step).peek()) {
       ranks.push_back(step.from);
     } else if (traits.sends) {
@@ -316,6 +344,8 @@ void Executor::give_up() {
     lane.offered = false;
     fifo_from(lane, lane.lane->steps[lane.step]).withdraw();
   }
+  exchanging_ = false;
+  lease_.give_up();
 }
 
 bool Executor::copy_step(LaneState& lane, const Step& step, uint64_t count) {
@@ -324,6 +354,7 @@ bool Executor::copy_step(LaneState& lane, const Step& step, uint64_t count) {
 }
 
 bool Executor::copy_from_step(LaneState& lane, const Step& step, uint64_t count) {
+  if (step.remote == Space::input) return borrow_step(lane, step, count);
   const std::byte* src = peer_window(lane, step.from, step.remote_chunk);
   const Slice dst = locate(lane, step.dst);
   if (count > 0) std::memcpy(dst.data, src, count * element_);
@@ -331,6 +362,7 @@ bool Executor::copy_from_step(LaneState& lane, const Step& step, uint64_t count)
 }
 
 bool Executor::reduce_from_step(LaneState& lane, const Step& step, uint64_t count) {
+  if (step.remote == Space::input) return borrow_step(lane, step, count);
   if (count == 0) return true;
   terms_.clear();
   for (const int member : in_.program->groups[static_cast<size_t>(step.group)]) {
@@ -345,6 +377,7 @@ bool Executor::barrier_step(LaneState& lane, const Step& step, uint64_t /*count*
   Window& window = *transport_.window();
   const Arrival mine(lane.history->barriers + 1, fingerprint_);
   if (!lane.announced) {
+    lease_.exit();
     window.arrive(lane.window, mine);
     lane.announced = true;
   }

@@ -6,45 +6,22 @@
 // Programs.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
 #include "kernels/reduce.h"
 #include "program/program.h"
+#include "runtime/executor_input.h"
+#include "runtime/leased_call.h"
 #include "transport/transport.h"
 
 namespace pycoll {
-
-struct Block {
-  std::byte* data = nullptr;
-  uint64_t count = 0;  // elements
-};
-
-// A caller's vector: blocks, which need not lie together. Chunks are parts of blocks. Blocks of
-// all_gather, reduce_scatter and all_to_all may differ in length: chunk k is then block k.
-struct VectorView {
-  std::vector<Block> blocks;
-
-  uint64_t count() const {
-    uint64_t sum = 0;
-    for (const Block& block : blocks) sum += block.count;
-    return sum;
-  }
-};
 
 // What survives from one operation of a group to the next; the same numbers on every rank.
 struct LaneHistory {
   uint64_t barriers = 0;       // barriers passed on this lane
   uint64_t window_rounds = 0;  // rounds that used this lane's window: its parity selects the buffer
-};
-
-struct ExecutorInput {
-  const Program* program = nullptr;
-  const ReduceKernels* kernels = nullptr;  // nullptr when nothing is reduced
-  CallHeader call;
-  VectorView input;
-  VectorView output;
-  uint64_t slice = 0;  // slice_elements(), where it is known already
 };
 
 // Memory aligned to cache lines that grows and is kept.
@@ -65,6 +42,15 @@ class Scratch {
 uint64_t slice_elements(const Program& program, const ReduceKernels* kernels, size_t element,
                         const TransportGeometry& geometry);
 
+// How many calls of a group began with and without staging, and the bytes of their larger vector on
+// this rank. Read by any thread.
+struct CallCounters {
+  std::atomic<uint64_t> zero_copy_calls{0};
+  std::atomic<uint64_t> zero_copy_bytes{0};
+  std::atomic<uint64_t> staged_calls{0};
+  std::atomic<uint64_t> staged_bytes{0};
+};
+
 class Executor {
  public:
   Executor(Transport& transport, const TransportGeometry& geometry, int rank);
@@ -76,10 +62,14 @@ class Executor {
   void start(const ExecutorInput& input);
   // True when something moved. Throws Error(mismatch) when a peer runs another operation.
   bool advance();
-  bool done() const { return lanes_left_ == 0; }
+  bool done() const { return !exchanging_ && lanes_left_ == 0; }
+  // Peers' vectors are in use: the call must be looked after between two advances, too.
+  bool borrows() const { return lease_.inside(); }
+  const CallCounters& counters() const { return counters_; }
   // The ranks whose messages, credits or arrivals the current steps need.
   std::vector<int> waiting_for() const;
-  // The operation is given up: when this returns, no transport writes into its vectors any more.
+  // The operation is given up: when this returns, no transport and no peer writes into its vectors
+  // any more, or what they may still write is put aside (leased_call.h).
   void give_up();
 
  private:
@@ -94,6 +84,8 @@ class Executor {
     bool announced = false;  // this rank's arrival at the current barrier
     int window = 0;          // the window's lane that it uses: its own, or the cell
     int first_channel = 0;   // of this flight
+    uint64_t progress = 0;   // elements done of a step on peers' vectors
+    bool in_step = false;    // which stopped between two portions
     std::byte* acc = nullptr;
     LaneHistory* history = nullptr;
     bool uses_window = false;
@@ -114,6 +106,8 @@ class Executor {
   bool fits_cell(uint64_t largest_chunk) const;
   void start_lane(size_t place);
   int flights_of(const Program& program) const;
+  void start_program();
+  void count_call(bool staged);
   bool advance_lane(LaneState& lane);
   void finish_round(LaneState& lane);
 
@@ -123,6 +117,14 @@ class Executor {
   bool reduce_from_step(LaneState& lane, const Step& step, uint64_t count);
   bool copy_from_step(LaneState& lane, const Step& step, uint64_t count);
   bool barrier_step(LaneState& lane, const Step& step, uint64_t count);
+
+  void begin_exchange();
+  void fall_back();
+  bool end_exchange();
+  bool borrow_step(LaneState& lane, const Step& step, uint64_t count);
+  std::byte* lent_slice(const LaneState& lane, int peer, Ref ref) const;
+  void find_operands(const LaneState& lane, const Step& step);
+  void combine_portion(const Step& step, uint64_t begin, uint64_t end);
 
   // Elements of the slice that a step works on in this round.
   uint64_t count_of(const LaneState& lane, const Step& step) const;
@@ -172,6 +174,12 @@ class Executor {
   std::vector<LaneState> lanes_;  // of all flights
   size_t lanes_left_ = 0;
   std::vector<const std::byte*> terms_;
+  // Of the step on peers' vectors that runs.
+  std::vector<const std::byte*> piece_terms_;
+  std::vector<std::byte*> targets_;
+  LeasedCall lease_;
+  bool exchanging_ = false;  // waits for the peers' offers
+  CallCounters counters_;
   Scratch acc_;
   Scratch block_;
 };

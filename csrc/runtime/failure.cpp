@@ -44,6 +44,11 @@ void Communicator::look_for_trouble() {
   }
 }
 
+void Communicator::look_between_portions() {
+  throw_if_dead();
+  if (const auto text = transport_->peer_abort()) fail(ErrorKind::aborted, *text);
+}
+
 // A peer has gone that is waited for. What it published before counts: true when that helped. One
 // that gave the group up says why before it goes: both may have come since the last look, and the
 // reason names whoever is to blame.

@@ -127,9 +127,10 @@ class Operation {
 class CollectiveOperation final : public Operation {
  public:
   CollectiveOperation(CallRequest request, const CallHeader& header, const Program& program,
-                      const ReduceKernels* kernels, Nanoseconds timeout)
+                      const Program* fallback, const ReduceKernels* kernels, Nanoseconds timeout)
       : Operation(std::move(request), timeout),
-        input_{&program, kernels, header, std::move(request.input), std::move(request.output)},
+        input_{&program, kernels, header, std::move(request.input), std::move(request.output),
+               fallback},
         premul_factor_(request.premul_factor) {}
 
   std::string describe() const override { return to_string(input_.call); }

@@ -23,7 +23,15 @@ struct BuiltinRule {
 // it: few hops for small vectors, little traffic for large ones. Crossovers:
 // benchmarks/all_reduce.py --algorithms, `pycoll tune`. The chains are there for groups that
 // promise one order of summation.
+// Where all ranks' vectors are in shareable memory, nothing is staged.
 constexpr BuiltinRule kBuiltin[] = {
+    {Collective::all_reduce, "zero_copy", 64 << 10, kMax},
+    {Collective::all_gather, "zero_copy", 64 << 10, kMax},
+    {Collective::reduce_scatter, "zero_copy", 64 << 10, kMax},
+    {Collective::broadcast, "zero_copy", 64 << 10, kMax},
+    {Collective::reduce, "zero_copy", 64 << 10, kMax},
+    {Collective::gather, "zero_copy", 64 << 10, kMax},
+    {Collective::scatter, "zero_copy", 64 << 10, kMax},
     {Collective::all_reduce, "one_shot", 0, 16 << 10},
     {Collective::all_reduce, "two_shot", 16 << 10, kMax},
     {Collective::all_reduce, "recursive_doubling", 0, 64 << 10},
@@ -165,6 +173,9 @@ std::string why_unusable(const Algorithm& algorithm, const SelectionInput& input
     return concat("it needs ", algorithm.min_depth, " messages in flight between two ranks, and ",
                   "PYCOLL_FIFO_DEPTH is ", input.fifo_depth);
   }
+  if (algorithm.needs_lease && !input.leases) {
+    return "it works on the ranks' own vectors, which are not all in shareable memory";
+  }
   return "";
 }
 
@@ -177,8 +188,16 @@ Selector::Selector(const SelectorSettings& settings) {
   for (SelectionRule& rule : parse_selection(settings.algo)) {
     add(Layer::environment, std::move(rule));
   }
+  // Before the table: that was measured on ordinary memory.
+  add_builtin(/*leases=*/true);
   for (const SelectionRule& rule : settings.table) add(Layer::table, rule);
+  add_builtin(/*leases=*/false);
+}
+
+// The rules whose algorithms need leases, or the others.
+void Selector::add_builtin(bool leases) {
   for (const BuiltinRule& rule : kBuiltin) {
+    if (find_algorithm(rule.collective, rule.algorithm)->needs_lease != leases) continue;
     SelectionRule full{.collective = rule.collective,
                        .algorithm = std::string(rule.algorithm),
                        .from = rule.from,

@@ -1,9 +1,10 @@
 // Which algorithm runs a call: data, not code.
 //
 // Three layers of rules are looked at in order: PYCOLL_ALGO, the table that `pycoll tune` measured
-// (PYCOLL_TABLE), the built-in one. In a layer the first rule that covers the call and whose
-// algorithm can run it (why_unusable) wins; the built-in layer has one for every call. All ranks
-// decide from the same inputs and the same rules (bootstrap compares them), so they agree.
+// (PYCOLL_TABLE; not for vectors in shareable memory), the built-in one. In a layer the first rule
+// that covers the call and whose algorithm can run it (why_unusable) wins; the built-in layer has
+// one for every call. All ranks decide from the same inputs and the same rules (bootstrap compares
+// them), so they agree.
 //
 // Grammar of PYCOLL_ALGO:
 //   text  := coll { ";" coll }                    all_reduce=...;broadcast=...
@@ -54,6 +55,7 @@ struct SelectionInput {
   bool has_window = false;     // the transport's
   bool several_hosts = false;  // ranks of the group are on several
   uint64_t fifo_depth = 2;
+  bool leases = false;  // vectors may be shareable; with one that is not, there are none
 };
 
 // Empty when the algorithm can run there, else the reason.
@@ -86,6 +88,7 @@ class Selector {
   };
 
   void add(Layer layer, SelectionRule rule);
+  void add_builtin(bool leases);
   bool breaks_promise(const Algorithm& algorithm) const { return refused_.contains(&algorithm); }
 
   std::array<std::vector<Row>, static_cast<size_t>(Collective::kCount)> rows_;

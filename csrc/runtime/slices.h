@@ -1,7 +1,9 @@
 // Where chunks and slices lie in the caller's vectors.
 #pragma once
 
-#include "runtime/executor.h"
+#include <algorithm>
+
+#include "runtime/executor_input.h"
 
 namespace pycoll {
 
@@ -42,17 +44,51 @@ class ChunkCutter {
     return place_of({more_inputs ? Space::input : Space::output, ref.chunk}).range;
   }
 
+  // A chunk of a peer's vector, in elements of that vector, and how many it has in all: what every
+  // rank knows, so not of an all_to_all.
+  ChunkRange range_at(int32_t peer, Ref ref) const {
+    const Parts parts = parts_of(ref.space);
+    if (parts == Parts::alike)
+      return chunk_range(cut_count(), chunks_of(ref.space), ref.chunk, align_);
+    if (parts == Parts::one) return {0, block_of(peer)};
+    uint64_t begin = 0;
+    for (int32_t k = 0; k < ref.chunk; ++k) begin += block_of(k);
+    return {begin, begin + block_of(ref.chunk)};
+  }
+  uint64_t elements_at(int32_t peer, Space space) const {
+    return range_at(peer, {space, chunks_of(space) - 1}).end;
+  }
+
   uint64_t largest_chunk() const {
     return std::max(largest(input_, program_.input_chunks),
                     largest(output_, program_.output_chunks));
   }
 
  private:
+  Parts parts_of(Space space) const {
+    const CollectiveTraits& traits = traits_of(program_.collective);
+    return space == Space::input ? traits.input : traits.output;
+  }
+  int32_t chunks_of(Space space) const {
+    return space == Space::input ? program_.input_chunks : program_.output_chunks;
+  }
+  uint64_t cut_count() const { return (input_.blocks.empty() ? output_ : input_).count(); }
+  // The block that belongs to a rank, by whichever vector of this rank's has them all; one that has
+  // only its own knows that they are equal.
+  uint64_t block_of(int32_t rank) const {
+    const auto world = static_cast<size_t>(program_.world_size);
+    for (const VectorView* view : {&input_, &output_}) {
+      if (view->blocks.size() == world) return view->blocks[static_cast<size_t>(rank)].count;
+    }
+    return cut_count();
+  }
+
   // Chunks of a block.
   static int32_t parts_of(const VectorView& view, int32_t chunks) {
     const auto blocks = static_cast<int32_t>(view.blocks.size());
     return chunks == blocks ? 1 : chunks / blocks;
   }
+
   static bool in_vectors(Ref ref) {
     return ref.space == Space::input || ref.space == Space::output;
   }

@@ -6,7 +6,7 @@
 namespace pycoll::simulator {
 namespace {
 
-enum class Peers : uint8_t { none, one, others };  // whose windows are read
+enum class Peers : uint8_t { none, one, others };  // whose windows or vectors are read
 
 // How often a step goes over the bytes of its slice: what it does in runtime/executor.cpp.
 struct Passes {
@@ -16,21 +16,23 @@ struct Passes {
   uint8_t message_writes;
   uint8_t reads_again;  // of what the step has just touched
   Peers peers;
+  bool stores_at_peers = false;  // at those whose vectors are read
 };
 
 // In the order of StepKind: a new kind is a row here.
 constexpr std::array<Passes, static_cast<size_t>(StepKind::kCount)> kPasses{{
-    {0, 1, 0, 1, 0, Peers::none},    // send
-    {1, 0, 1, 0, 0, Peers::none},    // recv
-    {1, 0, 1, 1, 1, Peers::none},    // recv_copy_send
-    {1, 0, 0, 1, 0, Peers::none},    // recv_send
-    {1, 1, 1, 0, 0, Peers::none},    // recv_reduce
-    {1, 1, 0, 1, 0, Peers::none},    // recv_reduce_send
-    {1, 1, 1, 1, 1, Peers::none},    // recv_reduce_copy_send
-    {0, 1, 1, 0, 0, Peers::none},    // copy
-    {0, 1, 1, 0, 0, Peers::others},  // reduce_from
-    {0, 0, 1, 0, 0, Peers::one},     // copy_from
-    {0, 0, 0, 0, 0, Peers::none},    // barrier
+    {0, 1, 0, 1, 0, Peers::none},          // send
+    {1, 0, 1, 0, 0, Peers::none},          // recv
+    {1, 0, 1, 1, 1, Peers::none},          // recv_copy_send
+    {1, 0, 0, 1, 0, Peers::none},          // recv_send
+    {1, 1, 1, 0, 0, Peers::none},          // recv_reduce
+    {1, 1, 0, 1, 0, Peers::none},          // recv_reduce_send
+    {1, 1, 1, 1, 1, Peers::none},          // recv_reduce_copy_send
+    {0, 1, 1, 0, 0, Peers::none},          // copy
+    {0, 1, 1, 0, 0, Peers::others},        // reduce_from
+    {0, 0, 1, 0, 0, Peers::one},           // copy_from
+    {0, 1, 1, 0, 0, Peers::others, true},  // reduce_to
+    {0, 0, 0, 0, 0, Peers::none},          // barrier
 }};
 
 // A store that misses the caches moves a line twice: it is fetched, and written back later.
@@ -69,7 +71,8 @@ class Pricing {
     const int32_t peers = passes.peers == Peers::none  ? 0
                           : passes.peers == Peers::one ? 1
                                                        : route.members - 1;
-    add(peers * static_cast<double>(call_.element_bytes), host_.peer_bandwidth);
+    const int32_t passes_at_peers = passes.stores_at_peers ? 2 : 1;
+    add(peers * passes_at_peers * static_cast<double>(call_.element_bytes), host_.peer_bandwidth);
     const int32_t sums = traits.reduces ? 1 : passes.peers == Peers::others ? peers : 0;
     add(sums * static_cast<double>(call_.acc_bytes), host_.reduce_bandwidth);
     if (traits.sends) price_.bytes_out = static_cast<uint32_t>(bytes_of(out));

@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <functional>
+#include <map>
 #include <mutex>
 
 #include "python/fork_hooks.h"
@@ -73,6 +74,11 @@ PYBIND11_MODULE(PYCOLL_MODULE, m) {
 
   py::class_<Backend, c10d::Backend, c10::intrusive_ptr<Backend>>(m, "Backend")
       .def_property_readonly("options", &Backend::getBackendOptions)
+      .def("statistics",
+           [](const Backend& backend) {
+             const auto open = backend.communicator().lock();
+             return open ? open->statistics() : std::map<std::string, uint64_t>();
+           })
       .def("get_sequence_number", &Backend::getSequenceNumberForGroup,
            py::call_guard<py::gil_scoped_release>());
 

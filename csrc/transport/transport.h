@@ -9,6 +9,7 @@
 //     and the caller (the executor) tries again or sleeps.
 //   * A window (optional): memory of each rank that all others can read, and arrival flags that
 //     order its use. A small part of it, the cell, lies in the cache line of its own flag.
+//   * Leases (optional): peers' own vectors, where they lie in memory that all ranks map.
 //   * The current call of every rank, as far as it is known: a mismatch can be described and a
 //     stuck rank named.
 //   * Sleeping until something may have changed, and being woken by who publishes, releases or
@@ -21,7 +22,9 @@
 //   * What was written before publish()/release()/arrive() is visible to whoever sees its effect.
 //   * No missed wake-up: after prepare_sleep(), anything that a peer publishes either is seen by
 //     the caller's next look or ends sleep().
-//   * No writing into a peer's user memory, ever.
+//   * Nobody reads or writes a peer's user memory but under a lease for that very call, while it
+//     has said so (Leases::enter), and not after the lender has seen it leave, or has taken the
+//     lease back and put what it lent aside.
 //   * Whatever a peer writes may be garbage: sizes and indexes are checked before use.
 //
 // A new transport is a folder with the same file names: see docs/architecture.md.
@@ -136,6 +139,61 @@ class Window {
   virtual Arrival arrival_of(int rank, int lane, Arrival mine) = 0;
 };
 
+// What a rank lends its peers for one call: where its vectors lie, as offsets into memory of its
+// own that they map.
+struct Lease {
+  static constexpr uint64_t kNothing = ~uint64_t{0};
+  uint64_t input = kNothing;
+  uint64_t output = kNothing;
+};
+
+// A rank's word on a call: its fingerprint, and the lease, or that it has none to give: then no
+// rank uses any. One that needs to lend nothing gives an empty one.
+struct LeaseOffer {
+  uint32_t fingerprint = 0;
+  bool granted = false;
+  Lease lease;
+};
+
+// Part of a caller's vector that is lent.
+struct LentRange {
+  const std::byte* data = nullptr;
+  uint64_t bytes = 0;
+};
+
+// Leases of a group. Each call that uses them begins with an offer of every rank, which all others
+// look at (runtime/leased_call.h), and ends with a barrier.
+class Leases {
+ public:
+  virtual ~Leases() = default;
+  // Where a range lies in the memory that peers map; nothing when it does not, or when some peer
+  // and this rank do not map each other's.
+  virtual std::optional<uint64_t> offset_of(const std::byte* data, uint64_t bytes) = 0;
+  // False: this rank cannot take part in any lease.
+  virtual bool usable() = 0;
+  // What was written to the vectors before is visible to whoever sees the offer; wakes the peers.
+  virtual void offer(uint64_t sequence, const LeaseOffer& offer) = 0;
+  // Nothing: it has made none for that call yet. A rank that is past the call has refused: with a
+  // lease it would have waited for this rank's part.
+  virtual std::optional<LeaseOffer> offer_of(int peer, uint64_t sequence) = 0;
+  // The memory behind a lease, or nullptr when it is not all in what the peer shares.
+  virtual std::byte* address(int peer, uint64_t offset, uint64_t bytes) = 0;
+
+  // Around all use of peers' memory. enter() is false when a peer has taken its lease back: then
+  // nothing may be touched. So does is_revoked() say, to be asked again and again meanwhile, and
+  // last before anyone is told that this rank is through: what was read may be nonsense.
+  virtual bool enter() = 0;
+  virtual bool is_revoked() = 0;
+  virtual void exit() = 0;
+  // The peers that have taken theirs back.
+  virtual std::vector<int> revokers() = 0;
+
+  // After a failure: takes back what this rank has lent in the call. Waits a moment for the peers
+  // that use it; what one of them may still write then (`written`) is not given to anyone else
+  // before that peer has said that it is out, or has died.
+  virtual void revoke(const std::vector<LentRange>& written) = 0;
+};
+
 enum class PeerState : uint8_t { alive, left, died };
 
 class Transport {
@@ -145,7 +203,8 @@ class Transport {
 
   virtual SendEnd& sender(int peer, int channel) = 0;
   virtual RecvEnd& receiver(int peer, int channel) = 0;
-  virtual Window* window() = 0;  // nullptr when peers' memory cannot be read
+  virtual Window* window() = 0;                 // nullptr when peers' memory cannot be read
+  virtual Leases* leases() { return nullptr; }  // only where there is a window
 
   // Makes this rank's current call known to all.
   virtual void announce(const CallHeader& call) = 0;

@@ -101,9 +101,11 @@ def on_several_hosts(group: Communicator) -> bool:
 
 def usable(collective: str, call: Call) -> list[str]:
     """The algorithms that a call may ask for here: every rank finds the same, and nothing is sent
-    by one that is refused."""
+    by one that is refused. Not those that work on shareable arrays: the arrays here are none."""
     found = []
     for info in _core.algorithms(collective):
+        if info.needs_lease:
+            continue
         try:
             call(info.name)
         except _core.InvalidArgumentError:

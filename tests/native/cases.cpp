@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "transport/shm/arena.h"
 #include "world.h"
 
 namespace pycoll::stress {
@@ -163,10 +164,46 @@ void Vectors::share_memory() {
   }
 }
 
-VectorView Vectors::view(std::vector<Memory>& blocks) const {
+namespace {
+
+size_t bytes_of(const std::vector<std::vector<std::byte>>& blocks) {
+  size_t bytes = 0;
+  for (const auto& block : blocks) bytes += block.size();
+  return bytes;
+}
+
+}  // namespace
+
+void Vectors::move_to_arena() {
+  const auto arena = shm::process_arena();
+  check(arena != nullptr, "no arena: ", shm::process_arena_problem());
+  const size_t bytes = bytes_of(input_) + bytes_of(output_);
+  auto* block = static_cast<std::byte*>(arena->allocate(bytes + 1));
+  check(block != nullptr, "the arena has no room for ", bytes, " bytes");
+  arena_block_ = {block, [arena](std::byte* p) { arena->free(p); }};
+  for (const auto* blocks : {&input_, &output_}) {
+    for (const Memory& each : *blocks) block = std::copy(each.begin(), each.end(), block);
+  }
+}
+
+void Vectors::take_from_arena() const {
+  const std::byte* from = arena_block_.get();
+  if (from == nullptr) return;
+  for (auto* blocks : {&input_, &output_}) {
+    for (Memory& each : *blocks) {
+      std::copy(from, from + each.size(), each.begin());
+      from += each.size();
+    }
+  }
+}
+
+// `begin`: where the blocks lie in the arena.
+VectorView Vectors::view(std::vector<Memory>& blocks, size_t begin) const {
   VectorView view;
   for (Memory& block : blocks) {
-    view.blocks.push_back({block.data(), block.size() / size_of(case_.dtype)});
+    std::byte* data = arena_block_ ? arena_block_.get() + begin : block.data();
+    view.blocks.push_back({data, block.size() / size_of(case_.dtype)});
+    begin += block.size();
   }
   return view;
 }
@@ -178,8 +215,9 @@ CallRequest Vectors::request() {
   request.dtype = case_.dtype;
   request.reduce_op = case_.op;
   request.root = case_.root;
-  request.input = view(input_);
-  request.output = view(output_);
+  if (case_.algorithm->needs_lease) move_to_arena();
+  request.input = view(input_, 0);
+  request.output = view(output_, bytes_of(input_));
   if (!case_.in_place || request.collective == Collective::barrier) return request;
   const auto own = static_cast<size_t>(rank_);
   if (traits().output == Parts::world) {
@@ -222,6 +260,7 @@ void Vectors::check_block(size_t block) const {
 
 void Vectors::check_result() const {
   if (case_.algorithm->collective == Collective::barrier) return;
+  take_from_arena();
   if (traits().output_at_root && !is_root()) {
     // Its vector is its own affair: partial sums must not have touched it.
     const Codec& codec = codec_of(case_.dtype);

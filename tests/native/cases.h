@@ -1,6 +1,7 @@
 // One call of a collective with known data, and the check of its result element by element.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -27,7 +28,8 @@ std::string to_string(const Case& what);
 Case draw_case(const Algorithm& algorithm, int world_size, Rng& agreed);
 
 // A rank's vectors for one case. They stand in heap blocks of exactly their size, so that
-// AddressSanitizer sees the first byte too far.
+// AddressSanitizer sees the first byte too far; those of an algorithm that needs leases are lent
+// from the arena, whose next user ThreadSanitizer compares with a peer that is late.
 class Vectors {
  public:
   Vectors(const Case& what, int rank, int world_size);
@@ -48,7 +50,9 @@ class Vectors {
   uint64_t output_length(size_t block) const;
   void fill_input();
   void share_memory();
-  VectorView view(std::vector<Memory>& blocks) const;
+  void move_to_arena();
+  void take_from_arena() const;
+  VectorView view(std::vector<Memory>& blocks, size_t begin) const;
   int64_t expected(size_t block, uint64_t i) const;
   int64_t contribution(int rank, size_t block, uint64_t i) const;
   void check_block(size_t block) const;
@@ -56,8 +60,9 @@ class Vectors {
   Case case_;
   int rank_;
   int world_size_;
-  std::vector<Memory> input_;
-  std::vector<Memory> output_;
+  mutable std::vector<Memory> input_;  // filled again from the arena to be checked
+  mutable std::vector<Memory> output_;
+  std::shared_ptr<std::byte> arena_block_;  // all blocks, one behind the other; or nullptr
 };
 
 }  // namespace pycoll::stress

@@ -81,13 +81,49 @@ struct ChaosWindow final : Window {
   Delays& delay;
 };
 
+struct ChaosLeases final : Leases {
+  ChaosLeases(Leases& leases, Delays& delays) : inner(leases), delay(delays) {}
+  std::optional<uint64_t> offset_of(const std::byte* data, uint64_t bytes) override {
+    return inner.offset_of(data, bytes);
+  }
+  bool usable() override { return inner.usable(); }
+  void offer(uint64_t sequence, const LeaseOffer& offer) override {
+    delay.maybe();
+    inner.offer(sequence, offer);
+  }
+  std::optional<LeaseOffer> offer_of(int peer, uint64_t sequence) override {
+    delay.maybe();
+    return inner.offer_of(peer, sequence);
+  }
+  std::byte* address(int peer, uint64_t offset, uint64_t bytes) override {
+    return inner.address(peer, offset, bytes);
+  }
+  bool enter() override {
+    delay.maybe();
+    return inner.enter();
+  }
+  bool is_revoked() override {
+    delay.maybe();
+    return inner.is_revoked();
+  }
+  void exit() override {
+    delay.maybe();
+    inner.exit();
+  }
+  std::vector<int> revokers() override { return inner.revokers(); }
+  void revoke(const std::vector<LentRange>& lent) override { inner.revoke(lent); }
+  Leases& inner;
+  Delays& delay;
+};
+
 class ChaosTransport final : public Transport {
  public:
   ChaosTransport(std::unique_ptr<Transport> inner, ChaosOptions options, int world_size)
       : inner_(std::move(inner)),
         options_(std::move(options)),
         delays_(options_.delays, options_.seed),
-        window_(*inner_->window(), delays_) {
+        window_(*inner_->window(), delays_),
+        leases_(*inner_->leases(), delays_) {
     for (int peer = 0; peer < world_size; ++peer) {
       for (int channel = 0; channel < kFifoChannels; ++channel) {
         senders_.emplace_back(inner_->sender(peer, channel), delays_);
@@ -100,6 +136,7 @@ class ChaosTransport final : public Transport {
   SendEnd& sender(int peer, int channel) override { return senders_[at(peer, channel)]; }
   RecvEnd& receiver(int peer, int channel) override { return receivers_[at(peer, channel)]; }
   Window* window() override { return &window_; }
+  Leases* leases() override { return &leases_; }
 
   void announce(const CallHeader& call) override { inner_->announce(call); }
   std::optional<CallHeader> call_of(int peer, uint64_t sequence) override {
@@ -144,6 +181,7 @@ class ChaosTransport final : public Transport {
   ChaosOptions options_;
   Delays delays_;
   ChaosWindow window_;
+  ChaosLeases leases_;
   std::vector<ChaosSendEnd> senders_;
   std::vector<ChaosRecvEnd> receivers_;
 };

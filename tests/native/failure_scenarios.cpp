@@ -1,4 +1,5 @@
 // Scenarios in which operations must fail, on every rank, in the way that was promised.
+#include <algorithm>
 #include <atomic>
 #include <thread>
 
@@ -226,6 +227,56 @@ void mismatch(const std::string& algorithm, const Settings& settings) {
   } while (!settings.until.passed());
 }
 
+// Zero-copy calls on large vectors until one rank aborts, from another thread; then every rank
+// reuses its memory at once. A peer that still works on it is a data race.
+void revoked_body(Rank& self, int who) {
+  constexpr uint64_t kCount = 300'000;  // several portions a rank
+  const Case large{find_algorithm(Collective::all_reduce, "zero_copy"),
+                   DType::int32,
+                   ReduceOp::sum,
+                   kCount,
+                   0,
+                   true,
+                   self.agreed.next()};
+  std::thread aborter;
+  if (self.rank == who) {
+    const auto delay = std::chrono::microseconds(self.rng.below(6000));
+    aborter = std::thread([&self, delay] {
+      std::this_thread::sleep_for(delay);
+      self.communicator.abort("enough");
+    });
+  }
+  std::string complaint = "no error within 15 s";
+  const Deadline deadline = Deadline::after(std::chrono::seconds(15));
+  while (!deadline.passed()) {
+    Vectors vectors(large, self.rank, self.world_size);
+    CallRequest request = vectors.request();
+    std::byte* data = request.output.blocks[0].data;
+    try {
+      self.communicator.run(std::move(request), nullptr);
+    } catch (const Error& error) {
+      std::fill(data, data + kCount * 4, std::byte{0x77});
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      const bool kept =
+          std::all_of(data, data + kCount * 4, [](std::byte b) { return b == std::byte{0x77}; });
+      complaint = kept ? "" : "a peer wrote to this rank's memory after the error";
+      if (kept)
+        check_error(error, {ErrorKind::aborted}, concat("rank ", who, " aborted the group"));
+      break;
+    }
+    vectors.check_result();
+  }
+  if (aborter.joinable()) aborter.join();
+  check(complaint.empty(), complaint);
+}
+
+void lease_revoked(const Settings& settings) {
+  run_episodes(settings, [](const WorldOptions& options) {
+    const int who = static_cast<int>(mix(options.seed) % options.world_size);
+    run_world(options, [who](Rank& self) { revoked_body(self, who); });
+  });
+}
+
 // What a refused call kept alive may need a lock to go (Python's), and whoever has that lock may
 // ask the group something meanwhile.
 void refused(const Settings& settings) {
@@ -273,6 +324,10 @@ std::vector<Scenario> failure_scenarios() {
        [](const Settings& s) { mismatch("recursive_doubling", s); }},
       {"mismatch/barrier", "operations that differ, found at a barrier",
        [](const Settings& s) { mismatch("one_shot", s); }},
+      {"mismatch/lease", "operations that differ, found before any vector is touched",
+       [](const Settings& s) { mismatch("zero_copy", s); }},
+      {"lease_revoked", "a rank aborts amid zero-copy calls, and its memory is used again at once",
+       lease_revoked},
   };
 }
 

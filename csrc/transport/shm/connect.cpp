@@ -1,5 +1,7 @@
 // How ranks of one host get to share memory: each makes a segment, and the processes' connections
 // carry it to the peers.
+#include <fcntl.h>
+
 #include <new>
 #include <sstream>
 
@@ -10,7 +12,7 @@
 namespace pycoll::shm {
 namespace {
 
-// "shm 2 <host> <id> <key> <socket>"
+// "shm 3 <host> <id> <key> <socket>"
 struct Description {
   std::string host;
   Address address;
@@ -18,7 +20,7 @@ struct Description {
 
 std::string write(const Description& description) {
   const Address& at = description.address;
-  return concat("shm 2 ", description.host, " ", at.id, " ", at.key, " ", at.socket);
+  return concat("shm 3 ", description.host, " ", at.id, " ", at.key, " ", at.socket);
 }
 
 std::optional<Description> parse(const std::string& text) {
@@ -28,7 +30,7 @@ std::optional<Description> parse(const std::string& text) {
   Description description;
   Address& at = description.address;
   in >> tag >> version >> description.host >> at.id >> at.key >> at.socket;
-  if (!in || tag != "shm" || version != "2") return std::nullopt;
+  if (!in || tag != "shm" || version != "3") return std::nullopt;
   return description;
 }
 
@@ -77,23 +79,32 @@ std::string ShmConnector::why_not(const std::string& description, const std::str
 std::unique_ptr<Transport> ShmConnector::connect(const ConnectRequest& request) {
   const size_t bytes = Layout(request.world_size, request.geometry).bytes();
   std::vector<SharedMapping> segments(static_cast<size_t>(request.world_size));
+  ShmLeases::Parts leases{process_arena(), {}, quarantine_};
+  leases.peers.resize(segments.size());
+  leases.quarantine->sweep();
   UniqueFd segment = create_segment(bytes);
   SharedMapping& mine = segments[static_cast<size_t>(request.rank)];
   mine = mapper_->map(segment, bytes);
   // The file is zeros, which is the initial state of every flag.
   new (mine->data()) ControlBlock;
 
-  auto port = std::make_unique<Port>(endpoints(), request, addresses(request), std::move(segment));
+  Attachments memory{std::move(segment), UniqueFd()};
+  // A copy: the arena keeps its own.
+  if (leases.own) memory.arena = UniqueFd(::fcntl(leases.own->fd(), F_DUPFD_CLOEXEC, 0));
+  auto port = std::make_unique<Port>(endpoints(), request, addresses(request), std::move(memory));
   try {
-    port->open([&](int peer, const UniqueFd& theirs) {
-      segments[static_cast<size_t>(peer)] = mapper_->map(theirs, bytes);
+    port->open([&](int peer, const Attachments& theirs) {
+      segments[static_cast<size_t>(peer)] = mapper_->map(theirs.segment, bytes);
+      if (!theirs.arena) return;
+      leases.peers[static_cast<size_t>(peer)] = arenas_.map(theirs.arena, leases.own);
     });
   } catch (const std::exception& error) {
     port->send_abort(
         concat("rank ", request.rank, " gave up while the group was connecting: ", error.what()));
     throw;
   }
-  return std::make_unique<ShmTransport>(request, std::move(segments), std::move(port));
+  return std::make_unique<ShmTransport>(request, std::move(segments), std::move(port),
+                                        std::move(leases));
 }
 
 // The setup lock too: no descriptor is half way into the table while the process forks.

@@ -90,7 +90,7 @@ void Endpoints::join(Port& port) {
   }
   for (auto& [token, endpoint] : endpoints_) {
     auto found = endpoint->waiting.extract(port.key());
-    if (found) port.take_open(*endpoint, found.mapped().open, std::move(found.mapped().segment));
+    if (found) port.take_open(*endpoint, found.mapped().open, std::move(found.mapped().memory));
   }
 }
 
@@ -120,9 +120,9 @@ Endpoints::Reached Endpoints::reach(const Address& address) {
 }
 
 void Endpoints::send(Endpoint& endpoint, const Packet& packet,
-                     std::shared_ptr<const UniqueFd> attachment) {
+                     std::shared_ptr<const Attachments> memory) {
   if (endpoint.outbox.size() >= kMostOutgoing) return;  // its process has been stopped, it seems
-  endpoint.outbox.push_back({encode(packet), std::move(attachment)});
+  endpoint.outbox.push_back({encode(packet), std::move(memory)});
   if (endpoint.outbox.size() == 1) flush(endpoint);
 }
 
@@ -130,8 +130,7 @@ void Endpoints::flush(Endpoint& endpoint) {
   auto& outbox = endpoint.outbox;
   while (!outbox.empty()) {
     const auto& next = outbox.front();
-    const Sent sent = send_packet(endpoint.socket.get(), next.bytes,
-                                  next.attachment ? next.attachment->get() : -1);
+    const Sent sent = send_packet(endpoint.socket.get(), next.bytes, next.memory.get());
     if (sent == Sent::later) break;
     // Sent::never: the connection has ended, which read() is about to find, with what came before.
     outbox.pop_front();
@@ -258,7 +257,7 @@ bool Endpoints::take(Endpoint& endpoint, Incoming incoming) {
     errno = EMFILE;
     report_starvation(errno_text("receiving a peer's segment"));
   }
-  if (packet->kind == Kind::open) take_open(endpoint, *packet, std::move(incoming.attachment));
+  if (packet->kind == Kind::open) take_open(endpoint, *packet, std::move(incoming.attachments));
   if (packet->kind == Kind::leave || packet->kind == Kind::abort) take_goodbye(endpoint, *packet);
   return true;
 }
@@ -271,9 +270,9 @@ bool Endpoints::take_hello(Endpoint& endpoint, const Packet& packet) {
   return true;
 }
 
-void Endpoints::take_open(Endpoint& endpoint, const Packet& packet, UniqueFd segment) {
+void Endpoints::take_open(Endpoint& endpoint, const Packet& packet, Attachments memory) {
   if (const auto port = ports_.find(packet.key); port != ports_.end()) {
-    return port->second->take_open(endpoint, packet, std::move(segment));
+    return port->second->take_open(endpoint, packet, std::move(memory));
   }
   const std::string* reason = why_given_up(packet.key);
   const std::string crowded = "too many groups are opened that this process has not joined yet";
@@ -285,7 +284,7 @@ void Endpoints::take_open(Endpoint& endpoint, const Packet& packet, UniqueFd seg
     answer.text = *reason;
     return send(endpoint, answer, nullptr);
   }
-  endpoint.waiting[packet.key] = {packet, std::move(segment)};
+  endpoint.waiting[packet.key] = {packet, std::move(memory)};
 }
 
 void Endpoints::take_goodbye(Endpoint& endpoint, const Packet& packet) {

@@ -50,13 +50,13 @@ struct Endpoint {
   // A group that the peer has opened and this process has not joined yet.
   struct Waiting {
     Packet open;
-    UniqueFd segment;
+    Attachments memory;
   };
   std::map<std::string, Waiting> waiting;
 
   struct Outgoing {
     std::string bytes;
-    std::shared_ptr<const UniqueFd> attachment;  // or nullptr
+    std::shared_ptr<const Attachments> memory;  // or nullptr
   };
   std::deque<Outgoing> outbox;  // while the socket is full
   bool wants_room = false;      // epoll tells when it is not
@@ -91,7 +91,7 @@ class Endpoints {
     bool reused = false;
   };
   Reached reach(const Address& address);
-  void send(Endpoint& endpoint, const Packet& packet, std::shared_ptr<const UniqueFd> attachment);
+  void send(Endpoint& endpoint, const Packet& packet, std::shared_ptr<const Attachments> memory);
   void give_up(const std::string& group, const std::string& reason);
   const std::string* why_given_up(const std::string& group) const;
 
@@ -106,7 +106,7 @@ class Endpoints {
   Read read(Endpoint& endpoint);
   bool take(Endpoint& endpoint, Incoming incoming);
   bool take_hello(Endpoint& endpoint, const Packet& packet);
-  void take_open(Endpoint& endpoint, const Packet& packet, UniqueFd segment);
+  void take_open(Endpoint& endpoint, const Packet& packet, Attachments memory);
   void take_goodbye(Endpoint& endpoint, const Packet& packet);
   void end(Endpoint& endpoint, bool died);
   void drop_if_idle(Endpoint& endpoint);

@@ -47,6 +47,19 @@ struct alignas(kLine) ControlBlock {
   };
   Flag arrivals[kMaxLanes];
 
+  // The owner's latest lease, guarded by its sequence number like a call. One is enough: a rank
+  // that is past a call has refused (transport.h). Writer: the owner.
+  struct alignas(kLine) Offer {
+    std::atomic<uint64_t> sequence{0};
+    std::atomic<uint64_t> terms{0};  // | granted 32 | fingerprint 32 |
+    std::atomic<uint64_t> input{0};
+    std::atomic<uint64_t> output{0};
+  } offer;
+  // 1: the owner uses its peers' memory. Writer: the owner.
+  alignas(kLine) std::atomic<uint32_t> borrowing{0};
+  // 1: the owner has taken its lease back, and the group is dead. Writer: the owner.
+  alignas(kLine) std::atomic<uint32_t> revoked{0};
+
   // How far the owner has come while the group connects. Writer: the owner.
   alignas(kLine) std::atomic<int32_t> ready_stage{0};
 

@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
@@ -35,13 +36,25 @@ UniqueFd open_socket() {
   return fd;
 }
 
-// The ancillary data of one packet with one descriptor.
+// The ancillary data of one packet with its descriptors.
+constexpr size_t kMostDescriptors = 2;
 union RightsBuffer {
   cmsghdr header;
-  std::byte bytes[CMSG_SPACE(sizeof(int))];
+  std::byte bytes[CMSG_SPACE(kMostDescriptors * sizeof(int))];
 };
-// Not CMSG_SPACE: its padding has room for a second descriptor, which nobody would close.
-constexpr size_t kOneDescriptor = CMSG_LEN(sizeof(int));
+// Not CMSG_SPACE: its padding could have room for another descriptor, which nobody would close.
+constexpr size_t control_bytes(size_t descriptors) {
+  return CMSG_LEN(descriptors * sizeof(int));
+}
+
+// How many descriptors a packet has brought.
+size_t descriptors_in(const cmsghdr* control) {
+  if (control == nullptr || control->cmsg_level != SOL_SOCKET || control->cmsg_type != SCM_RIGHTS ||
+      control->cmsg_len < control_bytes(1)) {
+    return 0;
+  }
+  return std::min(kMostDescriptors, (control->cmsg_len - control_bytes(0)) / sizeof(int));
+}
 
 }  // namespace
 
@@ -80,20 +93,23 @@ std::optional<Packet> decode(std::string_view bytes) {
   return packet;
 }
 
-Sent send_packet(int socket, const std::string& bytes, int attachment) {
+Sent send_packet(int socket, const std::string& bytes, const Attachments* attachments) {
   iovec part{const_cast<char*>(bytes.data()), bytes.size()};
   RightsBuffer rights{};
   msghdr message{};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
-  if (attachment >= 0) {
+  if (attachments != nullptr) {
+    const int descriptors[kMostDescriptors] = {attachments->segment.get(),
+                                               attachments->arena.get()};
+    const size_t count = attachments->arena ? 2 : 1;
     message.msg_control = &rights;
-    message.msg_controllen = kOneDescriptor;
+    message.msg_controllen = control_bytes(count);
     cmsghdr* control = CMSG_FIRSTHDR(&message);
     control->cmsg_level = SOL_SOCKET;
     control->cmsg_type = SCM_RIGHTS;
-    control->cmsg_len = kOneDescriptor;
-    std::memcpy(CMSG_DATA(control), &attachment, sizeof(attachment));
+    control->cmsg_len = control_bytes(count);
+    std::memcpy(CMSG_DATA(control), descriptors, count * sizeof(int));
   }
   while (::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
     if (errno == EINTR) continue;
@@ -111,7 +127,7 @@ Incoming receive_packet(int socket, std::span<char, kPacketBytes> buffer) {
   message.msg_iov = &part;
   message.msg_iovlen = 1;
   message.msg_control = &rights;
-  message.msg_controllen = kOneDescriptor;
+  message.msg_controllen = control_bytes(kMostDescriptors);
   Incoming incoming;
   ssize_t bytes;
   while ((bytes = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT)) < 0) {
@@ -121,14 +137,13 @@ Incoming receive_packet(int socket, std::span<char, kPacketBytes> buffer) {
     incoming.what = errno == EAGAIN ? Incoming::What::nothing : Incoming::What::closed;
     return incoming;
   }
-  if (const cmsghdr* control = CMSG_FIRSTHDR(&message);
-      control != nullptr && control->cmsg_level == SOL_SOCKET && control->cmsg_type == SCM_RIGHTS &&
-      control->cmsg_len >= kOneDescriptor) {
-    int fd = -1;
-    std::memcpy(&fd, CMSG_DATA(control), sizeof(fd));
-    incoming.attachment = UniqueFd(fd);
+  const cmsghdr* control = CMSG_FIRSTHDR(&message);
+  int descriptors[kMostDescriptors] = {-1, -1};
+  if (const size_t count = descriptors_in(control); count > 0) {
+    std::memcpy(descriptors, CMSG_DATA(control), count * sizeof(int));
   }
-  incoming.attachment_lost = !incoming.attachment && (message.msg_flags & MSG_CTRUNC) != 0;
+  incoming.attachments = {UniqueFd(descriptors[0]), UniqueFd(descriptors[1])};
+  incoming.attachment_lost = !incoming.attachments.segment && (message.msg_flags & MSG_CTRUNC) != 0;
   // An empty packet and the end look the same; nobody of ours sends an empty one.
   incoming.what = bytes == 0 ? Incoming::What::closed : Incoming::What::packet;
   incoming.bytes = {buffer.data(), static_cast<size_t>(bytes)};

@@ -1,5 +1,5 @@
 // What travels between two processes of a host: packets on a unix socket (SOCK_SEQPACKET: a packet
-// comes whole or not at all), some with a descriptor attached (SCM_RIGHTS).
+// comes whole or not at all), some with descriptors attached (SCM_RIGHTS).
 //
 // Nothing here waits: a socket that is not ready is a normal answer.
 #pragma once
@@ -17,7 +17,7 @@ constexpr size_t kPacketBytes = 4096;
 
 enum class Kind : char {
   hello = 'H',  // the first one: who dials, and that it knows the key of whom it dials
-  open = 'O',   // a rank of a group is there; its segment is attached
+  open = 'O',   // a rank of a group is there; its segment is attached, and its arena if it has one
   leave = 'L',  // it leaves in good order
   abort = 'A',  // it gives the group up
 };
@@ -36,14 +36,19 @@ std::string encode(const Packet& packet);
 // Nothing when it is none: whatever a stranger sends.
 std::optional<Packet> decode(std::string_view bytes);
 
+// The memory of a rank: of a group, and what it shares with all its peers (or none).
+struct Attachments {
+  UniqueFd segment;
+  UniqueFd arena;
+};
+
 enum class Sent { yes, later, never };
-// `attachment` is a descriptor or -1.
-Sent send_packet(int socket, const std::string& bytes, int attachment);
+Sent send_packet(int socket, const std::string& bytes, const Attachments* attachments);
 
 struct Incoming {
   enum class What { packet, nothing, closed } what = What::nothing;
   std::string_view bytes;  // in the caller's buffer
-  UniqueFd attachment;
+  Attachments attachments;
   bool attachment_lost = false;  // this process may open no more descriptors
 };
 Incoming receive_packet(int socket, std::span<char, kPacketBytes> buffer);

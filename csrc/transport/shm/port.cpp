@@ -15,14 +15,14 @@ constexpr Nanoseconds kLongestWait = std::chrono::milliseconds(50);
 }  // namespace
 
 Port::Port(std::shared_ptr<Endpoints> endpoints, const ConnectRequest& request,
-           std::vector<Address> peers, UniqueFd segment)
+           std::vector<Address> peers, Attachments memory)
     : endpoints_(std::move(endpoints)),
       key_(request.job_key),
       rank_(request.rank),
       deadline_(request.deadline),
       interrupt_(request.interrupt),
       lines_(peers.size()),
-      segment_(std::make_shared<UniqueFd>(std::move(segment))) {
+      memory_(std::make_shared<Attachments>(std::move(memory))) {
   for (size_t peer = 0; peer < peers.size(); ++peer) lines_[peer].address = std::move(peers[peer]);
   const Endpoints::Lock lock(endpoints_->mutex_);
   starvations_ = endpoints_->starvations_;
@@ -50,22 +50,22 @@ bool Port::dials(const Line& line) const {
   return endpoints_->address().id > line.address.id;
 }
 
-void Port::open(const std::function<void(int, const UniqueFd&)>& map) {
-  std::vector<std::pair<int, UniqueFd>> arrived;
+void Port::open(const std::function<void(int, const Attachments&)>& map) {
+  std::vector<std::pair<int, Attachments>> arrived;
   for (;;) {
     if (interrupt_) interrupt_();
     {
       Endpoints::Lock lock(endpoints_->mutex_);
-      for (const auto& [peer, segment] : arrived) lines_[static_cast<size_t>(peer)].mapped = true;
+      for (const auto& [peer, memory] : arrived) lines_[static_cast<size_t>(peer)].mapped = true;
       arrived.clear();
       for (size_t peer = 0; peer < lines_.size(); ++peer) {
         Line& line = lines_[peer];
         if (!line.complete()) advance(static_cast<int>(peer));
-        if (line.segment) arrived.emplace_back(peer, std::move(line.segment));
+        if (line.memory.segment) arrived.emplace_back(peer, std::move(line.memory));
       }
       if (arrived.empty()) {
         if (missing().empty()) {
-          segment_.reset();
+          memory_.reset();
           return;
         }
         check_progress();
@@ -74,7 +74,7 @@ void Port::open(const std::function<void(int, const UniqueFd&)>& map) {
       }
     }
     // Without the lock: mapping may take a while.
-    for (const auto& [peer, segment] : arrived) map(peer, segment);
+    for (const auto& [peer, memory] : arrived) map(peer, memory);
   }
 }
 
@@ -112,7 +112,7 @@ void Port::send_open(int peer) {
   packet.from = rank_;
   packet.to = peer;
   line.sent = true;
-  endpoints_->send(*line.endpoint, packet, segment_);
+  endpoints_->send(*line.endpoint, packet, memory_);
 }
 
 // Why waiting on is in vain.
@@ -155,9 +155,9 @@ int Port::rank_of(const Endpoint& endpoint) const {
   return -1;
 }
 
-void Port::take_open(Endpoint& endpoint, const Packet& packet, UniqueFd segment) {
+void Port::take_open(Endpoint& endpoint, const Packet& packet, Attachments memory) {
   const bool fits = packet.to == rank_ && packet.from >= 0 &&
-                    static_cast<size_t>(packet.from) < lines_.size() && segment;
+                    static_cast<size_t>(packet.from) < lines_.size() && memory.segment;
   if (!fits) return;
   Line& line = lines_[static_cast<size_t>(packet.from)];
   // Only on the connection that leads to that rank, and once.
@@ -165,7 +165,7 @@ void Port::take_open(Endpoint& endpoint, const Packet& packet, UniqueFd segment)
   if (dials(line) && line.endpoint != &endpoint) return;
   use(line, endpoint);
   line.received = true;
-  line.segment = std::move(segment);
+  line.memory = std::move(memory);
   endpoints_->news_.notify_all();
 }
 
@@ -186,7 +186,7 @@ void Port::lose(Endpoint& endpoint, bool died) {
   // up: the dialling side tries again, and learns by that whether the peer lives.
   line.sent = false;
   line.received = false;
-  line.segment.reset();
+  line.memory = {};
   if (!line.reused && ++line.attempts >= kAttempts) set_state(line, PeerState::left);
 }
 

@@ -18,15 +18,15 @@ class Port {
  public:
   // `peers`: the address of each rank; an empty id for those that are not reached this way.
   Port(std::shared_ptr<Endpoints> endpoints, const ConnectRequest& request,
-       std::vector<Address> peers, UniqueFd segment);
+       std::vector<Address> peers, Attachments memory);
   // Leaves, if nothing else was said.
   ~Port();
   Port(const Port&) = delete;
   Port& operator=(const Port&) = delete;
 
-  // Exchanges segments with all peers; gives each peer's to `map`. Throws Error that names who did
+  // Exchanges memory with all peers; gives each peer's to `map`. Throws Error that names who did
   // not come.
-  void open(const std::function<void(int peer, const UniqueFd& segment)>& map);
+  void open(const std::function<void(int peer, const Attachments& memory)>& map);
 
   // Called by another thread, under the mutex of the endpoints, when a peer has left, died or
   // aborted.
@@ -46,7 +46,7 @@ class Port {
  private:
   friend class Endpoints;  // calls what follows, under its mutex
 
-  void take_open(Endpoint& endpoint, const Packet& packet, UniqueFd segment);
+  void take_open(Endpoint& endpoint, const Packet& packet, Attachments memory);
   void take_goodbye(Endpoint& endpoint, const Packet& packet);
   // The connection has ended.
   void lose(Endpoint& endpoint, bool died);
@@ -61,7 +61,7 @@ class Port {
     int attempts = 0;       // connections of its own that ended before an answer
     bool sent = false;      // our open
     bool received = false;  // the peer's
-    UniqueFd segment;       // received, not mapped yet
+    Attachments memory;     // received, not mapped yet
     bool mapped = false;
     std::atomic<PeerState> state{PeerState::alive};
 
@@ -86,9 +86,9 @@ class Port {
   const Deadline deadline_;
   const std::function<void()> interrupt_;
   // Guarded by the mutex of the endpoints, but for the states.
-  std::vector<Line> lines_;                  // by rank
-  std::shared_ptr<const UniqueFd> segment_;  // until all peers have it
-  uint64_t starvations_ = 0;                 // of the endpoints, when this began
+  std::vector<Line> lines_;                    // by rank
+  std::shared_ptr<const Attachments> memory_;  // until all peers have it
+  uint64_t starvations_ = 0;                   // of the endpoints, when this began
   std::function<void()> on_news_;
   std::optional<std::string> abort_;
   std::string

@@ -23,7 +23,7 @@ std::vector<End> make_ends(int world_size, const std::function<FifoPlace(int, in
 }  // namespace
 
 ShmTransport::ShmTransport(const ConnectRequest& request, std::vector<SharedMapping> segments,
-                           std::unique_ptr<Port> port)
+                           std::unique_ptr<Port> port, ShmLeases::Parts leases)
     : rank_(request.rank),
       world_size_(request.world_size),
       layout_(request.world_size, request.geometry),
@@ -40,6 +40,7 @@ ShmTransport::ShmTransport(const ConnectRequest& request, std::vector<SharedMapp
       world_size_, [&](int peer, int channel) { return place(peer, rank_, channel, peer); });
   receivers_ = make_ends<ShmRecvEnd>(
       world_size_, [&](int peer, int channel) { return place(rank_, peer, channel, peer); });
+  if (reaches_all_) leases_.emplace(rank_, segments_, std::move(leases), *port_);
   port_->on_news([this] { wake(); });
 }
 

@@ -11,6 +11,7 @@
 #include "transport/shm/fifo.h"
 #include "transport/shm/port.h"
 #include "transport/shm/segment.h"
+#include "transport/shm/shm_leases.h"
 #include "transport/transport.h"
 
 namespace pycoll::shm {
@@ -18,13 +19,14 @@ namespace pycoll::shm {
 class ShmTransport final : public Transport, private Window {
  public:
   ShmTransport(const ConnectRequest& request, std::vector<SharedMapping> segments,
-               std::unique_ptr<Port> port);
+               std::unique_ptr<Port> port, ShmLeases::Parts leases);
 
   const char* name() const override { return "shm"; }
   SendEnd& sender(int peer, int channel) override;
   RecvEnd& receiver(int peer, int channel) override;
   // Only where this rank reads all others: a window is for all ranks or for none.
   Window* window() override { return reaches_all_ ? this : nullptr; }
+  Leases* leases() override { return leases_ ? &*leases_ : nullptr; }
 
   void announce(const CallHeader& call) override;
   std::optional<CallHeader> call_of(int peer, uint64_t sequence) override;
@@ -68,7 +70,8 @@ class ShmTransport final : public Transport, private Window {
   std::vector<SharedMapping> segments_;  // by rank; none of a peer that is reached another way
   std::vector<ShmSendEnd> senders_;      // [peer][channel]
   std::vector<ShmRecvEnd> receivers_;    // [peer][channel]
-  std::unique_ptr<Port> port_;           // last: it rings our doorbell until it is gone
+  std::unique_ptr<Port> port_;           // rings our doorbell until it is gone
+  std::optional<ShmLeases> leases_;      // last: it asks the port who died
 };
 
 class ShmConnector final : public Connector {
@@ -89,6 +92,8 @@ class ShmConnector final : public Connector {
   std::shared_ptr<Endpoints> endpoints();
 
   std::shared_ptr<SegmentMapper> mapper_;
+  ArenaMapper arenas_;
+  const std::shared_ptr<Quarantine> quarantine_ = std::make_shared<Quarantine>();
   std::mutex setup_;
   std::shared_ptr<Endpoints> endpoints_;  // made when first asked for; guarded by setup_
 };
