@@ -124,8 +124,14 @@ void Communicator::learn(const PlainCall& call, Known& known) {
   known.header = header_of(request, algorithm, Nanoseconds(0));
   const Lock lock(mutex_);
   known.program = &plan(algorithm, request);
-  known.slice = executor_.slice_for(*known.program, kernels, call.dtype);
   known.fallback = fallback_plan(instead, request);
+  known.shape = executor_.shape_of({known.program,
+                                    kernels,
+                                    known.header,
+                                    std::move(request.input),
+                                    std::move(request.output),
+                                    nullptr,
+                                    {}});
 }
 
 // Nothing may fail once a call has its number: so it has room for any call.
@@ -142,7 +148,7 @@ void Communicator::prepare(const PlainCall& call, const Known& known, uint64_t s
   in.program = known.program;
   in.fallback = known.fallback;
   in.kernels = known.kernels;
-  in.slice = known.slice;
+  in.shape = known.shape;
   in.call = known.header;
   in.call.sequence = sequence;
   operation.timeout_ = call.timeout.value_or(timeout_.load(std::memory_order_relaxed));

@@ -30,7 +30,7 @@ void Executor::fall_back() {
          " works on the ranks' own vectors, and some are not in shareable memory");
   }
   in_.program = in_.fallback;
-  in_.slice = 0;
+  in_.shape = {};
 }
 
 // False while offers are missing.
@@ -49,7 +49,7 @@ std::byte* Executor::lent_slice(const LaneState& lane, int peer, Ref ref) const 
   const ChunkCutter cut(*in_.program, in_.input, in_.output, element_);
   std::byte* vector =
       lease_.vector_of(peer, ref.space, cut.elements_at(peer, ref.space) * element_);
-  return vector + slice_of(cut.range_at(peer, ref), lane.round, slice_).begin * element_;
+  return vector + slice_of(cut.range_at(peer, ref), lane.round, shape_.slice).begin * element_;
 }
 
 void Executor::find_operands(const LaneState& lane, const Step& step) {

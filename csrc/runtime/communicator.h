@@ -136,7 +136,7 @@ class Communicator {
     const Program* program = nullptr;
     const Program* fallback = nullptr;  // where `program` needs leases
     const ReduceKernels* kernels = nullptr;
-    uint64_t slice = 0;
+    Shape shape;
     CallHeader header;
   };
   static constexpr size_t kKnown = 64;  // a power of two

@@ -56,15 +56,10 @@ void Executor::start(const ExecutorInput& input) {
 void Executor::start_program() {
   const Program& program = *in_.program;
   count_call(!program.needs_lease);
-  slice_ = in_.slice != 0 ? in_.slice : slice_elements(program, in_.kernels, element_, geometry_);
-  const uint64_t largest = ChunkCutter(program, in_.input, in_.output, element_).largest_chunk();
-  rounds_ = round_count(largest, slice_);
-  in_cell_ = fits_cell(largest);
-  window_stride_ = in_cell_ ? round_up(largest * element_, 8) : slice_ * element_;
-  flights_ = flights_of(program);
-  lanes_.assign(program.lanes.size() * static_cast<size_t>(flights_), {});
+  shape_ = in_.shape.slice != 0 ? in_.shape : shape_of(in_);
+  lanes_.assign(program.lanes.size() * static_cast<size_t>(shape_.flights), {});
   lanes_left_ = lanes_.size();
-  const size_t acc_bytes = static_cast<size_t>(program.acc_chunks) * slice_ * acc_size_;
+  const size_t acc_bytes = static_cast<size_t>(program.acc_chunks) * shape_.slice * acc_size_;
   std::byte* acc = acc_.at_least(acc_bytes * lanes_.size());
   for (size_t i = 0; i < lanes_.size(); ++i) {
     lanes_[i].acc = acc + i * acc_bytes;
@@ -72,15 +67,28 @@ void Executor::start_program() {
   }
 }
 
+Shape Executor::shape_of(const ExecutorInput& input) const {
+  const Program& program = *input.program;
+  const size_t element = size_of(input.call.dtype);
+  const uint64_t largest = ChunkCutter(program, input.input, input.output, element).largest_chunk();
+  Shape shape;
+  shape.slice = slice_elements(program, input.kernels, element, geometry_);
+  shape.rounds = round_count(largest, shape.slice);
+  const size_t chunk_bytes = round_up(largest * element, 8);
+  shape.in_cell = shape.rounds == 1 && fits_cell(program, chunk_bytes);
+  shape.window_stride = shape.in_cell ? chunk_bytes : shape.slice * element;
+  shape.flights = flights_of(program, shape.rounds);
+  return shape;
+}
+
 // Everybody meets once, and what they show is small. All ranks come to the same verdict: they agree
 // on the Program and on the lengths of a call that uses windows.
-bool Executor::fits_cell(uint64_t largest_chunk) const {
-  const Program& program = *in_.program;
-  if (program.needs_lease || rounds_ != 1 || program.lanes.size() != 1 ||
-      transport_.window() == nullptr)
+bool Executor::fits_cell(const Program& program, uint64_t chunk_bytes) const {
+  if (program.needs_lease || program.lanes.size() != 1 || transport_.window() == nullptr) {
     return false;
+  }
   const auto chunks = static_cast<uint64_t>(std::max(program.window_chunks, 1));
-  if (chunks * round_up(largest_chunk * element_, 8) > kCellBytes) return false;
+  if (chunks * chunk_bytes > kCellBytes) return false;
   size_t barriers = 0;
   for (const Step& step : program.lanes[0].steps) {
     const StepTraits& traits = traits_of(step.kind);
@@ -108,10 +116,10 @@ void Executor::count_call(bool staged) {
 // A rank that waits for the answer to its slice before it sends the next leaves the network idle
 // for a round trip each time: over one, as many rounds are under way as there are FIFOs for. A pure
 // function of what all ranks agree on: windows are there for all ranks of a group or for none.
-int Executor::flights_of(const Program& program) const {
+int Executor::flights_of(const Program& program, uint64_t rounds) const {
   if (transport_.window() != nullptr) return 1;
   const auto most = static_cast<uint64_t>(kMaxChannels / program.channels);
-  return static_cast<int>(std::min(most, rounds_));
+  return static_cast<int>(std::min(most, rounds));
 }
 
 void Executor::start_lane(size_t place) {
@@ -121,10 +129,11 @@ void Executor::start_lane(size_t place) {
   lane.round = static_cast<uint64_t>(flight);
   lane.first_channel = flight * in_.program->channels;
   lane.lane = &in_.program->lanes[index];
-  lane.window = in_cell_ ? kCellLane : static_cast<int>(index);
+  lane.window = shape_.in_cell ? kCellLane : static_cast<int>(index);
   lane.history = &histories_[lane.window];
   // In the cell a barrier's number tells the buffer, so the two count together.
-  lane.uses_window = in_cell_;
+  lane.uses_window = shape_.in_cell;
+  if (shape_.in_cell) return;
   for (const Step& step : lane.lane->steps) {
     const bool reads_peers = step.kind == StepKind::reduce_from || step.kind == StepKind::copy_from;
     lane.uses_window |= step.src.space == Space::window || step.dst.space == Space::window ||
@@ -144,7 +153,7 @@ bool Executor::advance() {
 bool Executor::advance_lane(LaneState& lane) {
   bool moved = false;
   const auto& steps = lane.lane->steps;
-  while (lane.round < rounds_ && lane.step < steps.size()) {
+  while (lane.round < shape_.rounds && lane.step < steps.size()) {
     const Step& step = steps[lane.step];
     if (!lane.counted) {
       lane.count = count_of(lane, step);
@@ -167,8 +176,8 @@ bool Executor::advance_lane(LaneState& lane) {
 
 void Executor::finish_round(LaneState& lane) {
   if (lane.uses_window) ++lane.history->window_rounds;
-  lane.round += static_cast<uint64_t>(flights_);
-  if (lane.round < rounds_) {
+  lane.round += static_cast<uint64_t>(shape_.flights);
+  if (lane.round < shape_.rounds) {
     lane.step = 0;
   } else {
     --lanes_left_;
@@ -179,7 +188,7 @@ std::vector<int> Executor::waiting_for() const {
   if (exchanging_) return lease_.missing();
   std::vector<int> ranks;
   for (const LaneState& lane : lanes_) {
-    if (lane.round >= rounds_ || lane.step >= lane.lane->steps.size()) continue;
+    if (lane.round >= shape_.rounds || lane.step >= lane.lane->steps.size()) continue;
     const Step& step = lane.lane->steps[lane.step];
     const StepTraits& traits = traits_of(step.kind);
     if (step.kind == StepKind::barrier) {
@@ -205,7 +214,7 @@ std::vector<int> Executor::waiting_for() const {
 
 uint64_t Executor::count_of(const LaneState& lane, const Step& step) const {
   const ChunkCutter cut(*in_.program, in_.input, in_.output, element_);
-  return slice_of(cut.range_of(step), lane.round, slice_).size();
+  return slice_of(cut.range_of(step), lane.round, shape_.slice).size();
 }
 
 Executor::Slice Executor::locate(const LaneState& lane, Ref ref) const {
@@ -214,14 +223,14 @@ Executor::Slice Executor::locate(const LaneState& lane, Ref ref) const {
     case Space::output: {
       const ChunkCutter cut(*in_.program, in_.input, in_.output, element_);
       const Place place = cut.place_of(ref);
-      const uint64_t begin = slice_of(place.range, lane.round, slice_).begin;
+      const uint64_t begin = slice_of(place.range, lane.round, shape_.slice).begin;
       return {place.block == nullptr ? nullptr : place.block + begin * element_, Operand::value};
     }
     case Space::acc:
-      return {lane.acc + static_cast<size_t>(ref.chunk) * slice_ * acc_size_, Operand::acc};
+      return {lane.acc + static_cast<size_t>(ref.chunk) * shape_.slice * acc_size_, Operand::acc};
     case Space::window:
       return {transport_.window()->local(lane.window, parity(lane)) +
-                  static_cast<size_t>(ref.chunk) * window_stride_,
+                  static_cast<size_t>(ref.chunk) * shape_.window_stride,
               Operand::value};
     case Space::none:
       break;
@@ -231,7 +240,7 @@ Executor::Slice Executor::locate(const LaneState& lane, Ref ref) const {
 
 const std::byte* Executor::peer_window(const LaneState& lane, int peer, int chunk) const {
   return transport_.window()->peer(peer, lane.window, parity(lane)) +
-         static_cast<size_t>(chunk) * window_stride_;
+         static_cast<size_t>(chunk) * shape_.window_stride;
 }
 
 void Executor::report_mismatch(int peer) const {

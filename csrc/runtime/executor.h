@@ -55,9 +55,7 @@ class Executor {
  public:
   Executor(Transport& transport, const TransportGeometry& geometry, int rank);
 
-  uint64_t slice_for(const Program& program, const ReduceKernels* kernels, DType dtype) const {
-    return slice_elements(program, kernels, size_of(dtype), geometry_);
-  }
+  Shape shape_of(const ExecutorInput& input) const;
   // Begins an operation; the previous one must be done or given up (after which the group is dead).
   void start(const ExecutorInput& input);
   // True when something moved. Throws Error(mismatch) when a peer runs another operation.
@@ -103,9 +101,9 @@ class Executor {
   using StepFunction = bool (Executor::*)(LaneState&, const Step&, uint64_t count);
   struct StepTable;
 
-  bool fits_cell(uint64_t largest_chunk) const;
+  bool fits_cell(const Program& program, uint64_t chunk_bytes) const;
   void start_lane(size_t place);
-  int flights_of(const Program& program) const;
+  int flights_of(const Program& program, uint64_t rounds) const;
   void start_program();
   void count_call(bool staged);
   bool advance_lane(LaneState& lane);
@@ -163,14 +161,7 @@ class Executor {
   uint32_t fingerprint_ = 0;
   size_t element_ = 0;
   size_t acc_size_ = 0;
-  uint64_t slice_ = 0;  // elements
-  bool in_cell_ = false;
-  size_t window_stride_ = 0;  // bytes from one window chunk to the next
-  uint64_t rounds_ = 0;
-  // Rounds that are under way at a time. Flight f runs rounds f, f + flights, ..., all lanes of
-  // each, over FIFOs of its own: so the order of messages in a FIFO does not depend on which flight
-  // is ahead. Rounds work on slices of their own, so flights share no memory.
-  int flights_ = 1;
+  Shape shape_;
   std::vector<LaneState> lanes_;  // of all flights
   size_t lanes_left_ = 0;
   std::vector<const std::byte*> terms_;

@@ -26,6 +26,18 @@ struct VectorView {
   }
 };
 
+// How a Program runs on vectors of given lengths (Executor::shape_of).
+struct Shape {
+  uint64_t slice = 0;  // elements; 0: not known
+  uint64_t rounds = 0;
+  bool in_cell = false;
+  size_t window_stride = 0;  // bytes from one window chunk to the next
+  // Rounds that are under way at a time. Flight f runs rounds f, f + flights, ..., all lanes of
+  // each, over FIFOs of its own: so the order of messages in a FIFO does not depend on which flight
+  // is ahead. Rounds work on slices of their own, so flights share no memory.
+  int flights = 1;
+};
+
 struct ExecutorInput {
   const Program* program = nullptr;
   const ReduceKernels* kernels = nullptr;  // nullptr when nothing is reduced
@@ -33,7 +45,7 @@ struct ExecutorInput {
   VectorView input;
   VectorView output;
   const Program* fallback = nullptr;  // runs instead when `program` needs a lease and gets none
-  uint64_t slice = 0;                 // slice_elements() of `program`, where it is known already
+  Shape shape;                        // of `program` on these vectors, where it is known already
 };
 
 }  // namespace pycoll

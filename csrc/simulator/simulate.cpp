@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "kernels/reduce.h"
 #include "program/algorithm.h"
+#include "runtime/executor.h"
 #include "runtime/slices.h"
 #include "simulator/engine.h"
 #include "simulator/symmetry.h"
