@@ -206,11 +206,12 @@ def select_algorithm(
     ranks: int = 2,
     transport: str = "shm",
     determinism: str = "",
+    leases: bool = False,
 ) -> str:
     """The name of the algorithm that a call of that size would use.
 
     `has_window`: all ranks can read each other's memory; `rules`: as in PYCOLL_ALGO; `determinism`
-    as in PYCOLL_DETERMINISM, empty for the default.
+    as in PYCOLL_DETERMINISM, empty for the default; `leases`: all vectors are in shareable memory.
     """
 
 def validate(program: Program) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import pycoll
+from helpers_shareable import shareable_empty
 from helpers_threads import ThreadRanks
 from pool import run_ranks
 from pycoll import _core
@@ -147,6 +148,31 @@ def test_without_that_promise_a_table_changes_bits():
         results.add(got[0])
         group.close()
     assert len(results) == 3
+
+
+def in_memory(group, shareable: bool) -> bytes:
+    mine = contribution(group.rank, 100_000, "float32")
+    array = shareable_empty(mine.shape, mine.dtype) if shareable else np.empty_like(mine)
+    array[...] = mine
+    group.all_reduce(array)
+    return array.tobytes()
+
+
+def all_memories(group):
+    # The last: shareable on some ranks only.
+    return [in_memory(group, shareable) for shareable in (False, True, group.rank != 1)]
+
+
+@pytest.mark.parametrize("determinism", ["run", "algorithm"])
+@pytest.mark.parametrize("name", ["", "ring", "halving_doubling", "zero_copy"])
+def test_the_same_bits_in_every_memory(determinism, name):
+    table = Table((Rule("all_reduce", name),) if name else ())
+    group = ThreadRanks(4, pycoll.Options(determinism=determinism, table=table))
+    results = group.run(all_memories)
+    group.close()
+    assert len({bytes for ranks in results for bytes in ranks}) == 1
+    if determinism == "algorithm":
+        assert results[0][0] == in_rank_order(4, 100_000, "float32", "sum").tobytes()
 
 
 def delayed(group, run: int, sizes):

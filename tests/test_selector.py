@@ -290,3 +290,20 @@ def test_rules_that_break_a_promise_are_refused() -> None:
         )
         == "ring"
     )
+
+
+def test_memory_changes_no_bits_from_run_to_run() -> None:
+    where = {"has_window": True, "several_hosts": False, "ranks": 4, "leases": True}
+    ring = Table((Rule("all_reduce", "ring"),)).as_rows()
+    size = 1 << 20
+    for determinism in ("ranks", "run", "algorithm"):
+        assert select("all_reduce", size, determinism=determinism, **where) == "zero_copy"
+    # Vectors in ordinary memory take the ring, which sums in another order.
+    assert select("all_reduce", size, table=ring, determinism="ranks", **where) == "zero_copy"
+    assert select("all_reduce", size, table=ring, determinism="run", **where) == "ring"
+    assert select("all_reduce", size, rules="all_reduce=zero_copy", **where) == "zero_copy"
+    # It is passed over here, and two_shot takes its place.
+    assert select("all_reduce", size, table=ring, determinism="algorithm", **where) == "zero_copy"
+    # What is only moved has no order.
+    moved = Table((Rule("all_gather", "ring"),)).as_rows()
+    assert select("all_gather", size, table=moved, **where) == "zero_copy"

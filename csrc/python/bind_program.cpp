@@ -101,6 +101,7 @@ struct Situation {
   std::string rules;
   std::vector<TableRow> table;
   std::string determinism;
+  bool leases;
 };
 
 std::string select_algorithm(const std::string& collective, uint64_t bytes,
@@ -116,7 +117,8 @@ std::string select_algorithm(const std::string& collective, uint64_t bytes,
                                   .ranks = where.ranks,
                                   .transport = where.transport,
                                   .has_window = where.has_window,
-                                  .several_hosts = where.several_hosts})
+                                  .several_hosts = where.several_hosts,
+                                  .leases = where.leases})
                          .name);
 }
 
@@ -232,14 +234,14 @@ void bind_programs(py::module_& m) {
       "select_algorithm",
       [](const std::string& collective, uint64_t bytes, bool has_window, bool several_hosts,
          const std::string& rules, const std::vector<TableRow>& table, int32_t ranks,
-         const std::string& transport, const std::string& determinism) {
+         const std::string& transport, const std::string& determinism, bool leases) {
         return select_algorithm(
             collective, bytes,
-            {transport, has_window, several_hosts, ranks, rules, table, determinism});
+            {transport, has_window, several_hosts, ranks, rules, table, determinism, leases});
       },
       arg("collective"), arg("bytes"), py::kw_only(), arg("has_window"), arg("several_hosts"),
       arg("rules") = "", arg("table") = std::vector<TableRow>(), arg("ranks") = 2,
-      arg("transport") = "shm", arg("determinism") = "",
+      arg("transport") = "shm", arg("determinism") = "", arg("leases") = false,
       "The name of the algorithm that a call of that size would use.");
   m.def("validate", &validate, arg("program"), "Raises InvalidArgumentError for unsafe Programs.");
   m.def(

@@ -179,10 +179,11 @@ std::string why_unusable(const Algorithm& algorithm, const SelectionInput& input
   return "";
 }
 
-Selector::Selector(const SelectorSettings& settings) {
-  if (settings.determinism == Determinism::algorithm) {
+Selector::Selector(const SelectorSettings& settings) : determinism_(settings.determinism) {
+  const bool rules_of_users = !settings.algo.empty() || !settings.table.empty();
+  if (determinism_ == Determinism::algorithm || rules_of_users) {
     for (const Algorithm& row : algorithms()) {
-      if (!in_rank_order(row, settings.ranks)) refused_.insert(&row);
+      if (!in_rank_order(row, settings.ranks)) unordered_.insert(&row);
     }
   }
   for (SelectionRule& rule : parse_selection(settings.algo)) {
@@ -235,6 +236,17 @@ std::string Selector::why_not(const Algorithm& algorithm, const SelectionInput& 
 }
 
 const Algorithm& Selector::select(const SelectionInput& input) const {
+  const Algorithm& chosen = first_that_can(input);
+  if (!chosen.needs_lease || determinism_ == Determinism::ranks) return chosen;
+  // Which memory a vector is in may change from run to run. What runs in its place where there are
+  // no leases must then sum in the same order, which is that of ranks.
+  SelectionInput ordinary = input;
+  ordinary.leases = false;
+  const Algorithm& other = first_that_can(ordinary);
+  return unordered_.contains(&other) ? other : chosen;
+}
+
+const Algorithm& Selector::first_that_can(const SelectionInput& input) const {
   bool skip_environment = false;
   bool skip_table = false;
   for (const Row& row : rows_[static_cast<size_t>(input.collective)]) {

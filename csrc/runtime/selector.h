@@ -87,13 +87,18 @@ class Selector {
     Layer layer;
   };
 
+  const Algorithm& first_that_can(const SelectionInput& input) const;
   void add(Layer layer, SelectionRule rule);
   void add_builtin(bool leases);
-  bool breaks_promise(const Algorithm& algorithm) const { return refused_.contains(&algorithm); }
+  bool breaks_promise(const Algorithm& algorithm) const {
+    return determinism_ == Determinism::algorithm && unordered_.contains(&algorithm);
+  }
 
   std::array<std::vector<Row>, static_cast<size_t>(Collective::kCount)> rows_;
-  // Those that do not combine in the order of ranks, where that is promised.
-  std::set<const Algorithm*> refused_;
+  const Determinism determinism_;
+  // Those that do not combine in the order of ranks. Empty where only built-in rules decide, which
+  // name none of them beside one that needs leases.
+  std::set<const Algorithm*> unordered_;
 };
 
 }  // namespace pycoll
