@@ -54,36 +54,39 @@ void Executor::combine_to_value(std::byte* dst, const Terms& terms, uint64_t cou
   }
 }
 
-void Executor::sum_to(Slice dst, const std::vector<const std::byte*>& terms, uint64_t count) {
-  if (terms.size() == 1) {
-    std::byte* widened = block_.at_least(2 * kBlock * 16);
-    for (uint64_t done = 0; done < count; done += kBlock) {
-      const uint64_t n = std::min(kBlock, count - done);
-      const std::byte* term = terms[0] + done * element_;
-      if (in_.kernels->widen != nullptr) {
-        in_.kernels->widen(widened, term, n);
-      } else {
-        std::memcpy(widened, term, n * element_);
-      }
-      store({dst.data + done * form_size(dst.form), dst.form}, {widened, Operand::acc}, n);
-    }
-    return;
-  }
+void Executor::sum_to(Slice dst, const std::vector<const std::byte*>& terms, uint64_t count,
+                      std::byte* copy) {
   std::byte* partial = block_.at_least(2 * kBlock * 16);
+  const size_t stored = form_size(dst.form);
   for (uint64_t done = 0; done < count; done += kBlock) {
     const uint64_t n = std::min(kBlock, count - done);
-    Terms next{terms[0] + done * element_, terms[1] + done * element_};
-    for (size_t i = 2; i < terms.size(); ++i) {
-      combine_to_acc(partial, next, n);
-      next = {partial, terms[i] + done * element_, Operand::acc, Operand::value};
-    }
-    std::byte* to = dst.data + done * form_size(dst.form);
-    if (dst.form == Operand::acc) {
-      combine_to_acc(to, next, n);
+    const Slice to{dst.data + done * stored, dst.form};
+    if (terms.size() == 1) {
+      finish_single(to, partial, terms[0] + done * element_, n);
     } else {
-      combine_to_value(to, next, n);
+      Terms next{terms[0] + done * element_, terms[1] + done * element_};
+      for (size_t i = 2; i < terms.size(); ++i) {
+        combine_to_acc(partial, next, n);
+        next = {partial, terms[i] + done * element_, Operand::acc, Operand::value};
+      }
+      if (dst.form == Operand::acc) {
+        combine_to_acc(to.data, next, n);
+      } else {
+        combine_to_value(to.data, next, n);
+      }
     }
+    if (copy != nullptr) std::memcpy(copy + done * stored, to.data, n * stored);
   }
+}
+
+// The sum of one term: that, widened and finished like any.
+void Executor::finish_single(Slice dst, std::byte* scratch, const std::byte* term, uint64_t count) {
+  if (in_.kernels->widen != nullptr) {
+    in_.kernels->widen(scratch, term, count);
+  } else {
+    std::memcpy(scratch, term, count * element_);
+  }
+  store(dst, {scratch, Operand::acc}, count);
 }
 
 void Executor::store(Slice dst, Slice src, uint64_t count) {

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "core/error.h"
 #include "runtime/slices.h"
@@ -358,6 +359,7 @@ void Executor::give_up() {
 }
 
 bool Executor::copy_step(LaneState& lane, const Step& step, uint64_t count) {
+  if (std::exchange(lane.copied, false)) return true;
   store(locate(lane, step.dst), locate(lane, step.src), count);
   return true;
 }
@@ -378,8 +380,21 @@ bool Executor::reduce_from_step(LaneState& lane, const Step& step, uint64_t coun
     terms_.push_back(member == rank_ ? locate(lane, step.src).data
                                      : peer_window(lane, member, step.remote_chunk));
   }
-  sum_to(locate(lane, step.dst), terms_, count);
+  const Slice sum = locate(lane, step.dst);
+  const Step* next = next_copy_of(lane, step.dst);
+  const Slice copy = next != nullptr ? locate(lane, next->dst) : Slice{};
+  // Piece by piece, while it is in the first-level cache.
+  lane.copied = copy.data != nullptr && copy.form == sum.form;
+  sum_to(sum, terms_, count, lane.copied ? copy.data : nullptr);
   return true;
+}
+
+// The next step of the round, where it copies what this one stores.
+const Step* Executor::next_copy_of(const LaneState& lane, Ref stored) const {
+  const auto& steps = lane.lane->steps;
+  if (lane.step + 1 == steps.size()) return nullptr;
+  const Step& next = steps[lane.step + 1];
+  return next.kind == StepKind::copy && next.src == stored ? &next : nullptr;
 }
 
 bool Executor::barrier_step(LaneState& lane, const Step& step, uint64_t /*count*/) {

@@ -84,6 +84,7 @@ class Executor {
     int first_channel = 0;   // of this flight
     uint64_t progress = 0;   // elements done of a step on peers' vectors
     bool in_step = false;    // which stopped between two portions
+    bool copied = false;     // the copy that comes next is done already
     std::byte* acc = nullptr;
     LaneHistory* history = nullptr;
     bool uses_window = false;
@@ -124,6 +125,7 @@ class Executor {
   void find_operands(const LaneState& lane, const Step& step);
   void combine_portion(const Step& step, uint64_t begin, uint64_t end);
 
+  const Step* next_copy_of(const LaneState& lane, Ref stored) const;
   // Elements of the slice that a step works on in this round.
   uint64_t count_of(const LaneState& lane, const Step& step) const;
   Slice locate(const LaneState& lane, Ref ref) const;
@@ -149,7 +151,10 @@ class Executor {
   void combine_to_acc(std::byte* dst, const Terms& terms, uint64_t count) const;
   // Combines, finishes and stores values; dst may be one of the terms.
   void combine_to_value(std::byte* dst, const Terms& terms, uint64_t count);
-  void sum_to(Slice dst, const std::vector<const std::byte*>& terms, uint64_t count);
+  // `copy`: where the same is stored once more, in the form of dst; may be nullptr.
+  void sum_to(Slice dst, const std::vector<const std::byte*>& terms, uint64_t count,
+              std::byte* copy = nullptr);
+  void finish_single(Slice dst, std::byte* scratch, const std::byte* term, uint64_t count);
   void store(Slice dst, Slice src, uint64_t count);
 
   Transport& transport_;
