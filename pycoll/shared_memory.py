@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import operator
 import sys
 import threading
@@ -53,7 +54,7 @@ def empty_array(shape: int | Sequence[int], dtype: npt.DTypeLike = np.float64) -
     """The same for NumPy, without torch: an uninitialised C-contiguous array of any shape.
 
     Raises InvalidArgumentError for a dtype whose elements are Python objects, ValueError for
-    negative sizes.
+    negative sizes, TypeError for what is no size.
     """
     kind = np.dtype(dtype)
     if kind.hasobject:
@@ -61,14 +62,16 @@ def empty_array(shape: int | Sequence[int], dtype: npt.DTypeLike = np.float64) -
             f"empty_array: elements of dtype {kind} are Python objects, which other processes "
             "cannot read"
         )
-    shape = (operator.index(shape),) if not isinstance(shape, Sequence) else tuple(shape)
-    if any(length < 0 for length in shape):
-        raise ValueError(f"empty_array: negative dimensions are not allowed: {shape}")
-    count = functools.reduce(operator.mul, shape, 1)
-    memory = _core.allocate_shareable(count * kind.itemsize)
+    given = shape if isinstance(shape, Sequence) else (shape,)
+    sizes = tuple(operator.index(length) for length in given)
+    if any(length < 0 for length in sizes):
+        raise ValueError(f"empty_array: negative dimensions are not allowed: {sizes}")
+    length = math.prod(sizes) * kind.itemsize
+    # What is larger than any memory is NumPy's to refuse.
+    memory = _core.allocate_shareable(length) if 0 < length <= sys.maxsize else None
     if memory is None:
-        return np.empty(shape, kind)
-    return np.ndarray(shape, kind, buffer=memory)
+        return np.empty(sizes, kind)
+    return np.ndarray(sizes, kind, buffer=memory)
 
 
 def share_(tensor: TensorT) -> TensorT:
@@ -112,6 +115,8 @@ def shareable() -> Iterator[None]:
     that it makes in its second forward pass, when it rebuilds them in the order of the gradients.
     The buffers of `fully_shard` are made in each step: put the training loop inside.
 
+    A generator or coroutine that is suspended inside leaves its thread in the scope meanwhile.
+
     Only what goes through torch's CPU allocator is served: not `from_numpy`, not `copy.deepcopy` of
     a tensor, not memory-mapped files. Tensors stay shareable after the scope. Raises ImportError
     without torch.
@@ -121,11 +126,11 @@ def shareable() -> Iterator[None]:
     native = _native.load()
     cover = functools.partial(_cover_bucket_rebuild, threading.get_ident())
     hook = module.register_module_module_registration_hook(cover)
-    native.enter_shareable()
+    entered = native.enter_shareable()
     try:
         yield
     finally:
-        native.leave_shareable()
+        native.leave_shareable(entered)
         hook.remove()
 
 
@@ -193,10 +198,10 @@ def _cover_bucket_rebuild(thread: int, module: Any, name: str, _submodule: Any) 
 
 def _pre_forward_in_scope(ddp: Any, *inputs: Any, **kwargs: Any) -> Any:
     native = _native.load()
-    native.enter_shareable()
+    entered = native.enter_shareable()
     try:
         return type(ddp)._pre_forward(ddp, *inputs, **kwargs)
     finally:
-        native.leave_shareable()
+        native.leave_shareable(entered)
         if getattr(ddp, "_has_rebuilt_buckets", False):
             ddp.__dict__.pop("_pre_forward", None)

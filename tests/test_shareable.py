@@ -63,6 +63,10 @@ def empties():
             assert bool((one == 1).all()) and bool((two == 0).all())
     assert pycoll.empty(2, dtype=None).dtype == torch.get_default_dtype()
     assert pycoll.empty(torch.Size([2, 3])).shape == (2, 3)
+    blocks = pycoll.shared_memory_stats()["blocks"]
+    nothing = pycoll.empty_array((3, 0)), pycoll.empty(0)
+    assert pycoll.shared_memory_stats()["blocks"] == blocks
+    assert all(map(pycoll.is_shareable, nothing))
     for shape in SHAPES:
         for kind in (np.float32, "i1", np.complex128, [("a", "f8"), ("b", "i2")]):
             array = pycoll.empty_array(shape, kind)
@@ -74,6 +78,9 @@ def empties():
     raised(lambda: pycoll.empty(-1), RuntimeError)
     raised(lambda: pycoll.empty(2.5), TypeError)
     raised(lambda: pycoll.empty_array((3, -1)), ValueError)
+    raised(lambda: pycoll.empty_array((3, 2.5)), TypeError)
+    large = np.int64(2**40)  # whose product NumPy's integers do not hold
+    raised(lambda: pycoll.empty_array((large, large)), ValueError)
     assert "Python objects" in raised(lambda: pycoll.empty_array(3, object), ValueError)
 
 
@@ -249,6 +256,34 @@ def scope():
 
 def test_the_scope_serves_its_thread():
     alone(scope)
+
+
+def suspended():
+    """A generator that waits inside a scope belongs to the thread that entered it."""
+
+    def inside():
+        with pycoll.shareable():
+            yield
+
+    def on_a_thread(function):
+        thread = threading.Thread(target=function)
+        thread.start()
+        thread.join()
+
+    mine, others = inside(), inside()
+    next(mine)
+    on_a_thread(lambda: next(others))
+    others.close()
+    assert pycoll.is_shareable(torch.ones(MIB))  # another thread's scope has ended, not this one
+    found = []
+    on_a_thread(lambda: (mine.close(), found.append(torch.ones(MIB))))
+    assert not pycoll.is_shareable(found[0]) and not pycoll.is_shareable(torch.ones(MIB))
+    with pycoll.shareable():
+        assert pycoll.is_shareable(torch.ones(MIB))
+
+
+def test_any_thread_may_end_a_scope():
+    alone(suspended)
 
 
 def ordinary_life():

@@ -17,9 +17,24 @@ namespace {
 constexpr size_t kLeastInScope = size_t{64} << 10;
 constexpr size_t kLeastEverywhere = size_t{1} << 20;
 
-// How many scopes the thread is in. Autograd runs the backward pass of CPU tensors on the thread
-// that asks for it.
-thread_local int scopes = 0;
+// The thread's own count, null while it has entered no scope. A plain pointer, because threads
+// allocate while their other variables are being destroyed. Autograd runs the backward pass of CPU
+// tensors on the thread that asks for it.
+thread_local const ScopeCount* scopes = nullptr;
+
+// Keeps the count for the thread, which may end while a scope of its own is still open.
+struct ScopesOfThread {
+  ScopesOfThread() { scopes = count.get(); }
+  ~ScopesOfThread() { scopes = nullptr; }
+  ScopesOfThread(const ScopesOfThread&) = delete;
+  ScopesOfThread& operator=(const ScopesOfThread&) = delete;
+  const std::shared_ptr<ScopeCount> count = std::make_shared<ScopeCount>();
+};
+
+bool in_scope() noexcept {
+  // Relaxed: memory from either allocator is right at any time.
+  return scopes != nullptr && scopes->open.load(std::memory_order_relaxed) > 0;
+}
 
 void release(void* context);
 
@@ -59,8 +74,8 @@ class ShareableAllocator final : public c10::Allocator {
  private:
   size_t least() const {
     if (always_) return 1;
-    if (scopes > 0) return kLeastInScope;
-    // Relaxed: memory from either allocator is right at any time.
+    if (in_scope()) return kLeastInScope;
+    // Relaxed, as in in_scope().
     return everywhere_.load(std::memory_order_relaxed) ? kLeastEverywhere : SIZE_MAX;
   }
 
@@ -100,13 +115,15 @@ void release(void* context) {
 
 }  // namespace
 
-void enter_shareable() {
+std::shared_ptr<ScopeCount> enter_shareable() {
   allocators();
-  ++scopes;
+  thread_local const ScopesOfThread mine;
+  mine.count->open.fetch_add(1, std::memory_order_relaxed);
+  return mine.count;
 }
 
-void leave_shareable() noexcept {
-  --scopes;
+void leave_shareable(const std::shared_ptr<ScopeCount>& entered) noexcept {
+  entered->open.fetch_sub(1, std::memory_order_relaxed);
 }
 
 void serve_everywhere() {

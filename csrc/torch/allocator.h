@@ -10,14 +10,22 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
+#include <memory>
 #include <string>
 
 namespace pycoll::torch_adapter {
 
-// Installs the allocator, and lets this thread's large CPU tensors come from the arena until as
-// many leave_shareable() were called.
-void enter_shareable();
-void leave_shareable() noexcept;
+// How many scopes a thread is in.
+struct ScopeCount {
+  std::atomic<int> open{0};
+};
+
+// Installs the allocator, and lets this thread's large CPU tensors come from the arena until
+// leave_shareable() was called for what this returns, once for each call. Any thread may do that: a
+// generator that is suspended in a scope is closed by whoever drops it.
+std::shared_ptr<ScopeCount> enter_shareable();
+void leave_shareable(const std::shared_ptr<ScopeCount>& entered) noexcept;
 
 // Installs it for all threads, for ever.
 void serve_everywhere();

@@ -87,6 +87,7 @@ PYBIND11_MODULE(PYCOLL_MODULE, m) {
   close_in_forked_children(networks);
   bind_direct_calls(m);
   m.def("create_backend", backend_creator(groups, networks));
+  py::class_<ScopeCount, std::shared_ptr<ScopeCount>>(m, "ShareableScope");
   m.def("enter_shareable", &enter_shareable);
   m.def("leave_shareable", &leave_shareable);
   m.def("serve_everywhere", &serve_everywhere);

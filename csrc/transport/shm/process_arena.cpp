@@ -81,32 +81,28 @@ class ProcessArena {
   bool is_child_ = false;  // of the process that made the arena
 };
 
-ProcessArena* make_process_arena();
+// Both are made while the library is loaded, and in this order: later, a fork() in another thread
+// could miss the handlers, or come to them before there is an object.
+ProcessArena* const process = new ProcessArena;
 
-// Made while the library is loaded: later, a fork() in another thread could miss the handlers.
-ProcessArena* const process = make_process_arena();
-
-ProcessArena* make_process_arena() {
-  // pthread_atfork, not Python's hooks: a child that C code forked writes into its parent's tensors
-  // just as well.
-  const int failed =
-      ::pthread_atfork([] { process->before_fork(); }, [] { process->after_fork_parent(); },
-                       [] { process->after_fork_child(); });
-  return failed == 0 ? new ProcessArena : nullptr;
-}
+// pthread_atfork, not Python's hooks: a child that C code forked writes into its parent's tensors
+// just as well.
+const bool hears_of_forks =
+    ::pthread_atfork([] { process->before_fork(); }, [] { process->after_fork_parent(); },
+                     [] { process->after_fork_child(); }) == 0;
 
 }  // namespace
 
 std::shared_ptr<Arena> process_arena() {
-  return process != nullptr ? process->get() : nullptr;
+  return hears_of_forks ? process->get() : nullptr;
 }
 
 Arena* existing_process_arena() noexcept {
-  return process != nullptr ? process->existing() : nullptr;
+  return process->existing();
 }
 
 std::string process_arena_problem() {
-  return process != nullptr ? process->problem() : "pthread_atfork: no memory";
+  return hears_of_forks ? process->problem() : "pthread_atfork: no memory";
 }
 
 }  // namespace pycoll::shm
