@@ -414,6 +414,10 @@ bool Executor::barrier_step(LaneState& lane, const Step& step, uint64_t /*count*
     // A peer that is past this barrier has compared fingerprints with us before it went on.
     if (theirs.same_barrier(mine) && !theirs.same_fingerprint(mine)) report_mismatch(member);
   }
+  if (shape_.in_cell) {
+    // Whoever has come to this barrier is done with the other buffer.
+    window.expect_write(lane.window, 1 - parity(lane), shape_.window_stride);
+  }
   ++lane.history->barriers;
   lane.announced = false;
   lane.arrived = 0;

@@ -133,6 +133,9 @@ class Window {
   // cell have kCellBytes and are aligned to 8 bytes.
   virtual std::byte* local(int lane, int parity) = 0;
   virtual const std::byte* peer(int rank, int lane, int parity) = 0;
+  // This rank will write so many bytes of that buffer before long, and its peers have read it: a
+  // hint, to get hold of its cache lines meanwhile.
+  virtual void expect_write(int /*lane*/, int /*parity*/, size_t /*bytes*/) {}
   // Says that this rank has come to a barrier; wakes the peers.
   virtual void arrive(int lane, Arrival arrival) = 0;
   // The last arrival of a peer; in the cell the last at a barrier of the parity of `mine`.

@@ -20,6 +20,15 @@ std::vector<End> make_ends(int world_size, const std::function<FifoPlace(int, in
   return ends;
 }
 
+// Asks for a line as a store does, without waiting for it.
+void prefetch_to_write(const void* line) {
+#if defined(__x86_64__)
+  asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(line)));
+#else
+  __builtin_prefetch(line, 1);
+#endif
+}
+
 }  // namespace
 
 ShmTransport::ShmTransport(const ConnectRequest& request, std::vector<SharedMapping> segments,
@@ -133,6 +142,13 @@ std::byte* ShmTransport::buffer(int rank, int lane, int parity) {
 std::atomic<uint64_t>& ShmTransport::flag(int rank, int lane, Arrival arrival) {
   if (lane == kCellLane) return control(rank).cells[arrival.parity()].arrival;
   return control(rank).arrivals[lane].word;
+}
+
+void ShmTransport::expect_write(int lane, int parity, size_t bytes) {
+  // More than a few would only push each other out of the buffers that wait for lines.
+  constexpr size_t kMost = 12 * kLine;
+  const std::byte* begin = buffer(rank_, lane, parity);
+  for (size_t at = 0; at < std::min(bytes, kMost); at += kLine) prefetch_to_write(begin + at);
 }
 
 void ShmTransport::arrive(int lane, Arrival arrival) {
