@@ -202,7 +202,7 @@ std::vector<int> Executor::waiting_for() const {
     } else if (traits.direct && step.remote == Space::input) {
       // Whoever has failed says why.
       for (const int peer : lease_.revokers()) ranks.push_back(peer);
-    } else if (traits.receives && !fifo_from(lane, step).peek()) {
+    } else if (traits.receives && !lane.sending && !fifo_from(lane, step).peek()) {
       ranks.push_back(step.from);
     } else if (traits.sends) {
       ranks.push_back(step.to);
@@ -282,11 +282,15 @@ void Executor::check_message(const Message& message, const Step& step, uint64_t 
 
 bool Executor::message_step(LaneState& lane, const Step& step, uint64_t count) {
   const StepTraits& traits = traits_of(step.kind);
+  if (lane.sending) {
+    lane.sending = !fifo_to(lane, step).sent();
+    return !lane.sending;
+  }
   std::optional<Message> message;
   if (traits.receives) {
     message = fifo_from(lane, step).peek();
     if (!message) {
-      offer_place(lane, step, count);
+      offer_places(lane, step);
       return false;
     }
     if (message->tag.fingerprint != fingerprint_of(step)) report_mismatch(step.from);
@@ -325,34 +329,67 @@ bool Executor::message_step(LaneState& lane, const Step& step, uint64_t count) {
     }
   }
 
-  // The credit for what was received rides on what is sent, unless it is the same memory.
-  const bool passed_on = message && payload == message->data;
-  if (traits.receives && !passed_on) fifo_from(lane, step).release();
-  if (traits.sends) {
-    const MessageTag tag{fingerprint_of(step), static_cast<uint32_t>(count * wire_size(out)), out};
-    SendEnd& fifo = fifo_to(lane, step);
-    payload == slot || count == 0 ? fifo.publish(tag) : fifo.send(tag, payload);
+  if (message && payload == message->data && !traits.stores && traits.sends && count > 0) {
+    std::memcpy(slot, payload, message->tag.bytes);  // it is released before that is sent
+    payload = slot;
   }
-  if (passed_on) fifo_from(lane, step).release();
-  return true;
+  if (traits.receives) fifo_from(lane, step).release();
+  if (!traits.sends) return true;
+  const MessageTag tag{fingerprint_of(step), static_cast<uint32_t>(count * wire_size(out)), out};
+  SendEnd& fifo = fifo_to(lane, step);
+  if (payload == slot || count == 0) {
+    fifo.publish(tag);
+    return true;
+  }
+  fifo.send(tag, payload);
+  // The next steps may overwrite what is being sent.
+  lane.sending = !fifo.sent();
+  if (lane.sending) offer_next(lane, step, 0);
+  return !lane.sending;
 }
 
-// What is only stored may be read straight to its place. Only the first time: a lane looks often.
-void Executor::offer_place(LaneState& lane, const Step& step, uint64_t count) {
-  const StepTraits& traits = traits_of(step.kind);
-  if (lane.offered || traits.reduces || step.dst.space != Space::output || count == 0) return;
+// Where the message of a step that only stores it may be read straight to. The step after it too,
+// when that receives from the same FIFO: its message comes after what this step waits for anyway.
+void Executor::offer_places(LaneState& lane, const Step& step) {
+  if (lane.offered) return;  // once a step: a lane looks often
   lane.offered = true;
+  offer_place(lane, step, 0);
+  const Step* next = step_after(lane);
+  if (next != nullptr && next->from == step.from && next->channel == step.channel) {
+    offer_next(lane, step, 1);
+  }
+}
+
+// The next step's place while this one is not over: then nothing orders what is read there after
+// this step but the message itself, so the two must not have a chunk in common.
+void Executor::offer_next(const LaneState& lane, const Step& step, uint32_t later) {
+  const Step* next = step_after(lane);
+  if (next == nullptr) return;
+  const auto touches = [&](Ref ref) {
+    if (ref.space == Space::output) return ref.chunk == next->dst.chunk;
+    return ref.space == Space::input && output_in_place(*in_.program, ref.chunk) == next->dst.chunk;
+  };
+  if (!touches(step.src) && !touches(step.dst)) offer_place(lane, *next, later);
+}
+
+void Executor::offer_place(const LaneState& lane, const Step& step, uint32_t later) {
+  const StepTraits& traits = traits_of(step.kind);
+  if (!traits.receives || traits.reduces || step.dst.space != Space::output) return;
+  const uint64_t count = count_of(lane, step);
+  if (count == 0) return;
+  const auto bytes = static_cast<uint32_t>(count * wire_size(step.wire));
   fifo_from(lane, step)
-      .offer(
-          locate(lane, step.dst).data,
-          {fingerprint_of(step), static_cast<uint32_t>(count * wire_size(step.wire)), step.wire});
+      .offer(locate(lane, step.dst).data, {fingerprint_of(step), bytes, step.wire}, later);
 }
 
 void Executor::give_up() {
   for (LaneState& lane : lanes_) {
-    if (!lane.offered) continue;
-    lane.offered = false;
-    fifo_from(lane, lane.lane->steps[lane.step]).withdraw();
+    if (done() || lane.round >= shape_.rounds || lane.step >= lane.lane->steps.size()) continue;
+    const Step& step = lane.lane->steps[lane.step];
+    if (traits_of(step.kind).receives) fifo_from(lane, step).withdraw();
+    if (traits_of(step.kind).sends) fifo_to(lane, step).recall();
+    const Step* next = step_after(lane);
+    if (next != nullptr && traits_of(next->kind).receives) fifo_from(lane, *next).withdraw();
   }
   exchanging_ = false;
   lease_.give_up();

@@ -77,7 +77,8 @@ class Executor {
     uint64_t round = 0;
     uint64_t count = 0;  // elements of the current step, once a step: a waiting lane looks often
     bool counted = false;
-    bool offered = false;    // its place in the output, to the transport
+    bool offered = false;    // its places in the output, to the transport
+    bool sending = false;    // all is done but that the transport still reads what is sent
     size_t arrived = 0;      // members of the current barrier's group that have come
     bool announced = false;  // this rank's arrival at the current barrier
     int window = 0;          // the window's lane that it uses: its own, or the cell
@@ -111,7 +112,13 @@ class Executor {
   void finish_round(LaneState& lane);
 
   bool message_step(LaneState& lane, const Step& step, uint64_t count);
-  void offer_place(LaneState& lane, const Step& step, uint64_t count);
+  void offer_places(LaneState& lane, const Step& step);
+  void offer_next(const LaneState& lane, const Step& step, uint32_t later);
+  void offer_place(const LaneState& lane, const Step& step, uint32_t later);
+  const Step* step_after(const LaneState& lane) const {
+    const auto& steps = lane.lane->steps;
+    return lane.step + 1 < steps.size() ? &steps[lane.step + 1] : nullptr;
+  }
   bool copy_step(LaneState& lane, const Step& step, uint64_t count);
   bool reduce_from_step(LaneState& lane, const Step& step, uint64_t count);
   bool copy_from_step(LaneState& lane, const Step& step, uint64_t count);

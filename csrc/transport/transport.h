@@ -70,11 +70,14 @@ class SendEnd {
   virtual std::byte* acquire() = 0;
   virtual void publish(const MessageTag& tag) = 0;
   // Instead of filling the room that acquire() has just found: a message whose payload lies
-  // elsewhere, in memory that is the caller's again when this returns.
+  // elsewhere, and must not change before sent() says that it has been read.
   virtual void send(const MessageTag& tag, const std::byte* payload) {
     std::memcpy(acquire(), payload, tag.bytes);
     publish(tag);
   }
+  virtual bool sent() { return true; }
+  // Only for a group that is given up: when it returns, the payload is not read any more.
+  virtual void recall() {}
 };
 
 class RecvEnd {
@@ -83,11 +86,11 @@ class RecvEnd {
   // The oldest message, or nothing. The same one until release().
   virtual std::optional<Message> peek() = 0;
   virtual void release() = 0;
-  // A hint: while the next message is not there, its payload may be put to `to` at once if its tag
-  // is this one; peek() then gives that address. Until that message has been seen or withdraw()
-  // returns, the transport may write there. At most one offer, renewed after release().
-  virtual void offer(std::byte* /*to*/, const MessageTag& /*tag*/) {}
-  // Only for a group that is given up: a message that is on its way may be lost.
+  // A hint: the payload of the next message, or of the one that comes `later` messages after it,
+  // may be put to `to` if its tag is this one; peek() then gives that address. Until that message
+  // has been seen or withdraw() returns, the transport may write there.
+  virtual void offer(std::byte* /*to*/, const MessageTag& /*tag*/, uint32_t /*later*/) {}
+  // Only for a group that is given up: messages that are on their way may be lost.
   virtual void withdraw() {}
 };
 

@@ -135,7 +135,6 @@ void Connection::send(Outgoing&& frame, Session* owner) {
         kind == FrameKind::call || kind == FrameKind::inquire || kind == FrameKind::abort;
     if (may_drop && queue_.size() > kLongQueue) return;
     if (owner != nullptr) frame.owner = owner->shared_from_this();
-    frame.move_to_slot(sent);
     waits = queue_.empty();
     if (waits) sent_ = sent;
     queue_.push_back(std::move(frame));
@@ -252,6 +251,13 @@ void Connection::rearm() {
 void Connection::stop_reading(const Session& session) {
   const std::lock_guard rx(rx_mutex_);
   reader_.skip_payload_of(session);
+}
+
+void Connection::stop_sending(const Session& session) {
+  const std::lock_guard tx(tx_mutex_);
+  for (Outgoing& frame : queue_) {
+    if (frame.owner.get() == &session) frame.move_to_slot(&frame == &queue_.front() ? sent_ : 0);
+  }
 }
 
 bool Connection::unpark_when_unused() {

@@ -29,7 +29,7 @@ class Session;
 struct Outgoing {
   FrameHeader header;
   std::optional<CallHeader> call;
-  std::span<const std::byte> payload;  // of a message: the sender's until send() returns
+  std::span<const std::byte> payload;  // of a message
   SendSlot slot;
   std::string text;                // the payload of everything else
   std::shared_ptr<Session> owner;  // of the slot, once the frame has to wait
@@ -56,7 +56,9 @@ class Connection final : public IoHandler, public std::enable_shared_from_this<C
   bool poll(Link& link);
   // A driver stops looking.
   void rearm();
+  // Payloads of that session are written and read no more (Session::stop_reading()).
   void stop_reading(const Session& session);
+  void stop_sending(const Session& session);
   // No frame of ours is on its way: the peer's kernel has acknowledged all. Also when it ended.
   bool drained();
   // The peer's host is silent for longer than that although something is due.

@@ -47,6 +47,19 @@ void TcpSendEnd::send(const MessageTag& tag, const std::byte* payload) {
   session_.send_message(header, payload, {slots_.of(index), &busy});
 }
 
+bool TcpSendEnd::sent() {
+  const std::atomic<bool>& busy =
+      busy_[(published_.load(std::memory_order_relaxed) - 1) % slots_.depth];
+  // Acquire: whoever wrote the last of the payload is done reading it.
+  if (!busy.load(std::memory_order_acquire)) return true;
+  session_.poll();
+  return !busy.load(std::memory_order_acquire);
+}
+
+void TcpSendEnd::recall() {
+  session_.stop_sending();
+}
+
 void TcpSendEnd::note_released(uint32_t released) {
   const uint32_t published = published_.load(std::memory_order_relaxed);
   if (static_cast<int32_t>(published - released) < 0) {
@@ -75,8 +88,6 @@ std::optional<Message> TcpRecvEnd::peek() {
 }
 
 void TcpRecvEnd::release() {
-  if (offered_ != 0) offer_.open.store(0, std::memory_order_relaxed);
-  offered_ = 0;
   // Release: our reads of the slot before whoever reads the link may overwrite it.
   released_.store(released_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
   if (++unreported_ >= std::max(slots_.depth / 2, 1u)) session_.send_credit(channel_);
@@ -87,20 +98,22 @@ uint32_t TcpRecvEnd::take_released() {
   return released_.load(std::memory_order_relaxed);
 }
 
-void TcpRecvEnd::offer(std::byte* to, const MessageTag& tag) {
-  const uint32_t next = released_.load(std::memory_order_relaxed) + 1;
-  if (next == 0 || offered_ == next) return;
-  offered_ = next;
-  // Nobody reads the old ones: whoever took that message has delivered it, or never looked.
-  offer_.to = to;
-  offer_.tag = tag;
-  offer_.open.store(next, std::memory_order_release);
+void TcpRecvEnd::offer(std::byte* to, const MessageTag& tag, uint32_t later) {
+  if (later >= slots_.depth) return;
+  const uint32_t wanted = released_.load(std::memory_order_relaxed) + later + 1;
+  SlotState& slot = states_[(wanted - 1) % slots_.depth];
+  // Once: it may have been taken since. And 0 is no offer.
+  if (slot.last_offered == wanted || wanted == 0) return;
+  slot.last_offered = wanted;
+  // Nobody reads the old ones: their message was seen, and this one finds no offer yet.
+  slot.offered_data = to;
+  slot.offered_tag = tag;
+  slot.offered.store(wanted, std::memory_order_release);
 }
 
 void TcpRecvEnd::withdraw() {
-  if (offered_ == 0) return;
-  offered_ = 0;
-  offer_.open.store(0, std::memory_order_relaxed);
+  for (SlotState& slot : states_) slot.offered.store(0, std::memory_order_relaxed);
+  // Who has taken one reads a connection until this returns.
   session_.stop_reading();
 }
 
@@ -120,12 +133,12 @@ std::byte* TcpRecvEnd::begin(const FrameHeader& header) {
     fail(ErrorKind::peer_failed, "it sent message ", header.index, " twice");
   }
   slot.data = slots_.of(header.index);
-  uint32_t wanted = header.index + 1;
-  // Acquire: pairs with offer(). Taken once: withdraw() may be under way.
-  if (header.bytes > 0 && wanted != 0 && offer_.open.load(std::memory_order_acquire) == wanted &&
-      tag_of(header) == offer_.tag &&
-      offer_.open.compare_exchange_strong(wanted, 0, std::memory_order_relaxed)) {
-    slot.data = offer_.to;
+  uint32_t number = header.index + 1;
+  // Acquire: pairs with offer(). Exchanged, because withdraw() may be under way.
+  if (header.bytes > 0 && number != 0 && slot.offered.load(std::memory_order_acquire) == number &&
+      tag_of(header) == slot.offered_tag &&
+      slot.offered.compare_exchange_strong(number, 0, std::memory_order_relaxed)) {
+    slot.data = slot.offered_data;
   }
   return slot.data;
 }

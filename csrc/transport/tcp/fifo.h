@@ -34,8 +34,9 @@ class TcpSendEnd final : public SendEnd {
 
   std::byte* acquire() override;
   void publish(const MessageTag& tag) override;
-  // Writes from where the payload lies; only what the kernel does not take is copied to the slot.
   void send(const MessageTag& tag, const std::byte* payload) override;
+  bool sent() override;
+  void recall() override;
 
   // By whoever reads the link: the receiver has given back that many. Throws Error when it cannot
   // have.
@@ -62,7 +63,7 @@ class TcpRecvEnd final : public RecvEnd {
 
   std::optional<Message> peek() override;
   void release() override;
-  void offer(std::byte* to, const MessageTag& tag) override;
+  void offer(std::byte* to, const MessageTag& tag, uint32_t later) override;
   void withdraw() override;
 
   // By the driving thread: the count to report, which thereby counts as reported.
@@ -83,24 +84,20 @@ class TcpRecvEnd final : public RecvEnd {
     std::atomic<uint32_t> full{0};
     MessageTag tag;  // these two are written before `full`
     std::byte* data = nullptr;
-  };
-  // Where the driving thread wants a message.
-  struct Offer {
-    // Message number + 1 while it stands; cleared by who takes it or withdraws it. Set with
-    // release: the other two are there.
-    std::atomic<uint32_t> open{0};
-    std::byte* to = nullptr;
-    MessageTag tag;
+    // Where the driving thread wants the message whose number + 1 is `offered`, if it is like that
+    // one. Who takes the offer clears `offered`.
+    std::atomic<uint32_t> offered{0};
+    std::byte* offered_data = nullptr;
+    MessageTag offered_tag;
+    uint32_t last_offered = 0;  // the driving thread's
   };
 
   Session& session_;
   int channel_;
   Slots slots_;
   std::atomic<uint32_t> released_{0};  // writer: the driving thread
-  uint32_t unreported_ = 0;            // these two are the driving thread's
-  uint32_t offered_ = 0;               // the number + 1 of the message last offered for
+  uint32_t unreported_ = 0;            // the driving thread's
   std::array<SlotState, kMaxDepth> states_{};
-  Offer offer_;
 };
 
 }  // namespace pycoll::tcp

@@ -50,7 +50,10 @@ bool Link::is_used() {
 
 void Link::send(Outgoing&& frame, Session& owner) {
   size_t which = 0;
-  if (frame.header.bytes > kSmall) which = frame.header.index % connections_.size();
+  // The channel too: rounds that are under way at once are at the same number.
+  if (frame.header.bytes > kSmall) {
+    which = (frame.header.index + frame.header.channel) % connections_.size();
+  }
   connections_[which]->send(std::move(frame), &owner);
 }
 
@@ -82,6 +85,10 @@ void Link::rearm() {
 
 void Link::stop_reading(const Session& session) {
   for (const auto& connection : connections_) connection->stop_reading(session);
+}
+
+void Link::stop_sending(const Session& session) {
+  for (const auto& connection : connections_) connection->stop_sending(session);
 }
 
 bool Link::drained() {

@@ -53,6 +53,7 @@ class Link : public std::enable_shared_from_this<Link> {
   bool poll();
   void rearm();
   void stop_reading(const Session& session);
+  void stop_sending(const Session& session);
   bool drained();
 
   // In the IO thread, now and then.

@@ -6,8 +6,8 @@
 namespace pycoll::tcp {
 namespace {
 
-// A network keeps more on its way than shared memory: by the time a credit is back, the sender must
-// not have run dry. What cannot deadlock with shallow FIFOs cannot with deep ones.
+// Point-to-point messages have one FIFO, and no rounds of several that are under way at once: by
+// the time a credit is back, the sender must not have run dry.
 constexpr uint32_t kDeeper = 4;
 
 Mapping reserve(size_t bytes) {
@@ -26,12 +26,17 @@ Session::Session(SessionKey key, uint32_t number, const TransportGeometry& geome
     fail(ErrorKind::invalid_argument, "a FIFO of ", geometry.fifo_depth, " messages: 1 to ",
          kMaxDepth, " are possible over TCP");
   }
-  const uint32_t depth = std::min(geometry.fifo_depth * kDeeper, kMaxDepth);
-  const size_t fifo_bytes = geometry.slot_bytes * depth;
+  const auto depth_of = [&](int channel) {
+    return channel == kMessageChannel ? std::min(geometry.fifo_depth * kDeeper, kMaxDepth)
+                                      : geometry.fifo_depth;
+  };
   // Pages come with their first use: channels that no algorithm uses cost nothing.
-  memory_ = reserve(fifo_bytes * kFifoChannels * 2);
+  memory_ =
+      reserve(geometry.slot_bytes * (kMaxChannels * depth_of(0) + depth_of(kMessageChannel)) * 2);
   std::byte* place = memory_.data();
   for (int channel = 0; channel < kFifoChannels; ++channel) {
+    const uint32_t depth = depth_of(channel);
+    const size_t fifo_bytes = geometry.slot_bytes * depth;
     senders_.emplace_back(*this, channel, Slots{place, geometry.slot_bytes, depth});
     place += fifo_bytes;
     receivers_.emplace_back(*this, channel, Slots{place, geometry.slot_bytes, depth});
@@ -101,6 +106,10 @@ void Session::rearm() {
 
 void Session::stop_reading() {
   link_->stop_reading(*this);
+}
+
+void Session::stop_sending() {
+  link_->stop_sending(*this);
 }
 
 void Session::send_abort(const std::string& reason) {

@@ -45,8 +45,10 @@ class Session : public std::enable_shared_from_this<Session> {
   // Reads and writes what can be without waiting.
   void poll();
   void rearm();
-  // The group is given up: payloads that are being read go nowhere from here on.
+  // The group is given up: payloads that are being read go nowhere from here on, and the rest of
+  // those that are being sent comes out of their slots.
   void stop_reading();
+  void stop_sending();
 
   // ---- Any thread ----
   void send_abort(const std::string& reason);

@@ -1,0 +1,42 @@
+"""benchmarks/network.py runs, checks its results and says what it measured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import netns
+
+SCRIPT = Path(__file__).parents[1] / "benchmarks" / "network.py"
+QUICK = ["--sizes", "4,256K", "--rounds", "2", "--batch-ms", "1", "--size-seconds", "0.1"]
+
+
+def run(*arguments):
+    command = [sys.executable, SCRIPT, *QUICK, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize("network", ["loopback", "10gbit"])
+def test_a_row_a_size_and_a_column_a_contender(network, tmp_path):
+    if network != "loopback" and (reason := netns.why_not()):
+        pytest.skip(reason)
+    file = tmp_path / "figures.json"
+    done = run("--networks", network, "--algorithms", "ring", "--json", file)
+    assert done.returncode == 0, done.stderr
+    assert ("rate 10Gbit" in done.stdout) == (network == "10gbit")
+    (result,) = json.loads(file.read_text())["results"]
+    assert [row["bytes"] for row in result["rows"]] == [4, 262144]
+    for row in result["rows"]:
+        assert row["wrong"] == 0
+        assert set(row["us"]) == {"socket", "gloo", "pycoll", "ring"}
+        assert all(value > 0 for value in row["us"].values())
+
+
+def test_an_unknown_network_is_refused():
+    done = run("--networks", "carrier-pigeon")
+    assert done.returncode != 0
+    assert "neither loopback, veth nor a rate" in done.stderr
