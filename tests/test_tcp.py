@@ -16,7 +16,8 @@ import pytest
 import netns
 import pycoll
 from pool import communicator_ranks, run_ranks, torch_ranks
-from reference import ALGORITHMS, check_all_reduce, edge_sizes
+from pycoll import _core
+from reference import check_all_reduce, edge_sizes
 from test_faults import (
     PROMPTLY,
     aborting,
@@ -29,8 +30,8 @@ from test_faults import (
 )
 
 TCP = {"PYCOLL_TRANSPORT": "tcp"}
-NO_WINDOWS = ("one_shot", "two_shot")  # they read peers' memory
-ALL_REDUCE = [name for name in ALGORITHMS["all_reduce"] if name not in NO_WINDOWS]
+# Without those that read peers' memory.
+ALL_REDUCE = [row.name for row in _core.algorithms("all_reduce") if not row.needs_window]
 # Messages of one line, one connection; and larger ones spread over three.
 SETTINGS = [
     {"PYCOLL_SLOT_BYTES": 64, "PYCOLL_FIFO_DEPTH": 2, "PYCOLL_TCP_CONNECTIONS": 1},
