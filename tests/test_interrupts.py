@@ -251,3 +251,76 @@ def wait_interrupted(rank, world_size, directory, wait):
 @pytest.mark.parametrize("wait", ["sync", "strided", "work", "limited", "barrier"])
 def test_every_wait_can_be_interrupted(wait):
     assert run_ranks(2, wait_interrupted, wait, timeout=40)[0].value < SOON
+
+
+# ---- Handlers that use the group whose call they interrupt ----
+
+
+def handler_uses_the_group(rank, world_size, directory, what):
+    """What rank 0's handler and the call that it interrupted raised, and how long the handler took.
+
+    Rank 1 comes when the handler is through.
+    """
+    store = pycoll.FileStore(directory)
+    communicator = pycoll.Communicator(store, rank, world_size, timeout=20)
+    raised = []
+
+    def attempt(function):
+        try:
+            function()
+            raised.append(None)
+        except pycoll.Error as error:
+            raised.append(f"{type(error).__name__}: {error}")
+
+    communicator.barrier()
+    if rank == 1:
+        time.sleep(1)
+        attempt(lambda: communicator.all_reduce(np.ones(3)))
+        return raised, 0
+
+    uses = {
+        "close": communicator.close,
+        "call": lambda: communicator.all_reduce(np.ones(3)),
+        "send": lambda: communicator.send(np.ones(3), 1),
+        "wait": lambda: communicator.barrier(async_op=True).wait(),
+    }
+    took = []
+
+    def handle(*_):
+        begin = time.monotonic()
+        attempt(uses[what])
+        took.append(time.monotonic() - begin)
+
+    signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    attempt(lambda: communicator.all_reduce(np.ones(3)))
+    return raised, took[0]
+
+
+@pytest.mark.parametrize("what", ["call", "send"])
+def test_a_handler_that_waits_for_the_interrupted_group_is_told_so(what):
+    one, other = run_ranks(2, handler_uses_the_group, what, timeout=20)
+    (in_handler, after), took = one.value
+    assert "InvalidArgumentError" in in_handler
+    assert "signal handler" in in_handler
+    assert took < 1
+    # The group is not harmed.
+    assert after is None
+    assert other.value[0] == [None]
+
+
+def test_a_handler_may_close_the_interrupted_group():
+    one, other = run_ranks(2, handler_uses_the_group, "close", timeout=20)
+    (in_handler, after), took = one.value
+    assert in_handler is None
+    assert took < 3  # close() gives callers in other threads a second to get away
+    assert "rank 0 closed the group" in after
+    assert "rank 0 closed the group" in other.value[0][0]
+
+
+def test_a_handler_that_waits_for_an_operation_behind_the_interrupted_one_is_told_so():
+    one, other = run_ranks(2, handler_uses_the_group, "wait", timeout=20, check=False)
+    (in_handler, after), _ = one.value
+    assert "signal handler" in in_handler
+    assert after is None
+    assert other.value[0] == [None]

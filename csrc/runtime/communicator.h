@@ -176,6 +176,11 @@ class Communicator {
   void keep_going(Lock& lock);
   void start_clocks();
   void wait_for_peers(Backoff& backoff, const Interrupt& interrupt);
+  // This thread is in the Interrupt of a call that it drives.
+  bool in_own_interrupt() const {
+    return interrupted_.load(std::memory_order_relaxed) == std::this_thread::get_id();
+  }
+  void refuse_in_interrupt() const;
   Nanoseconds ask_when_stuck();
 
   void look_for_trouble();
@@ -237,6 +242,8 @@ class Communicator {
   std::array<Known, kKnown> known_;
   int waiters_ = 0;
   bool driving_ = false;
+  // The driving thread while it is in an Interrupt; relaxed: only that thread finds itself there.
+  std::atomic<std::thread::id> interrupted_{};
   bool stopping_ = false;
   std::atomic<bool> dead_{false};
   std::exception_ptr death_;           // why; written once, under mutex_, before dead_ is set

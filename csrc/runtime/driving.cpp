@@ -16,6 +16,20 @@ struct Interrupted {
   std::exception_ptr reason;
 };
 
+// Names this thread while it lives.
+class Marked {
+ public:
+  explicit Marked(std::atomic<std::thread::id>& who) : who_(who) {
+    who_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  }
+  ~Marked() { who_.store({}, std::memory_order_relaxed); }
+  Marked(const Marked&) = delete;
+  Marked& operator=(const Marked&) = delete;
+
+ private:
+  std::atomic<std::thread::id>& who_;
+};
+
 void call(const Interrupt& interrupt) {
   if (!interrupt) return;
   try {
@@ -58,6 +72,7 @@ std::shared_ptr<Operation> Communicator::submit(MessageRequest request) {
 
 void Communicator::run(CallRequest request, const Interrupt& interrupt) {
   check_owner();
+  refuse_in_interrupt();
   Lock lock(mutex_);
   const auto operation = enqueue(lock, std::move(request));
   lock.unlock();
@@ -66,6 +81,7 @@ void Communicator::run(CallRequest request, const Interrupt& interrupt) {
 
 std::shared_ptr<Operation> Communicator::run(MessageRequest request, const Interrupt& interrupt) {
   check_owner();
+  refuse_in_interrupt();
   Lock lock(mutex_);
   auto operation = post(lock, std::move(request));
   lock.unlock();
@@ -116,6 +132,7 @@ bool Communicator::wait(const std::shared_ptr<Operation>& operation,
     check_owner();
     // A caller that only looks for a moment must not get stuck in driving.
     const bool limited = timeout.has_value();
+    if (!limited) refuse_in_interrupt();
     const Deadline limit = Deadline::after(timeout.value_or(kNoLimit));
     Lock lock(mutex_);
     while (!operation->done()) {
@@ -375,8 +392,19 @@ void Communicator::start_clocks() {
   for (const auto& message : messages_.pending()) start(*message);
 }
 
+// A signal handler that runs in the middle of a call would wait for what goes on when it returns.
+void Communicator::refuse_in_interrupt() const {
+  if (!in_own_interrupt()) return;
+  fail(ErrorKind::invalid_argument, "rank ", rank_,
+       ": a signal handler may not wait for a group whose call it has interrupted: that call goes "
+       "on when the handler returns. Note the signal, and act on it after the call");
+}
+
 void Communicator::wait_for_peers(Backoff& backoff, const Interrupt& interrupt) {
-  call(interrupt);
+  {
+    const Marked marked(interrupted_);
+    call(interrupt);
+  }
   start_clocks();
   look_for_trouble();
   if (current_ && !moved_cpu_ && !wait_policy_.crowded) {
@@ -447,9 +475,10 @@ void Communicator::stop_progress() {
     Lock lock(mutex_);
     stopping_ = true;
     work_.notify_all();
-    // A caller's thread may be driving: it sees dead_ within one sleep and leaves.
+    // A caller's thread may be driving: it sees dead_ within one sleep and leaves. This one does so
+    // when it returns from here.
     ++waiters_;
-    while (driven()) change_.wait_for(lock, std::chrono::milliseconds(20));
+    while (driven() && !in_own_interrupt()) change_.wait_for(lock, std::chrono::milliseconds(20));
     --waiters_;
     threads.swap(progress_);
   }

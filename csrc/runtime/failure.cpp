@@ -184,7 +184,7 @@ void Communicator::close() {
   const Deadline grace = Deadline::after(kCloseGrace);
   {
     Lock lock(mutex_);
-    while ((unfinished() || turn_.inside()) && !dead() && !grace.passed()) {
+    while ((unfinished() || turn_.inside()) && !dead() && !grace.passed() && !in_own_interrupt()) {
       ++waiters_;
       change_.wait_for(lock, std::chrono::milliseconds(20));
       --waiters_;
