@@ -37,7 +37,8 @@ void Communicator::throw_if_dead() const {
 
 void Communicator::look_for_trouble() {
   throw_if_dead();
-  if (const auto text = transport_->peer_abort()) fail(ErrorKind::aborted, *text);
+  // Whoever gave the group up may have ended this operation before: then it succeeds here too.
+  if (transport_->peer_abort() && help_from_the_gone()) return;
   if (current_) look_at_collective();
   for (const auto& message : messages_.pending()) {
     if (look_at_message(*message)) return;
