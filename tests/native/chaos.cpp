@@ -82,7 +82,8 @@ struct ChaosWindow final : Window {
 };
 
 struct ChaosLeases final : Leases {
-  ChaosLeases(Leases& leases, Delays& delays) : inner(leases), delay(delays) {}
+  ChaosLeases(Leases& leases, Delays& delays, const std::function<void()>& hook)
+      : inner(leases), delay(delays), while_borrowing(hook) {}
   std::optional<uint64_t> offset_of(const std::byte* data, uint64_t bytes) override {
     return inner.offset_of(data, bytes);
   }
@@ -100,11 +101,11 @@ struct ChaosLeases final : Leases {
   }
   bool enter() override {
     delay.maybe();
-    return inner.enter();
+    return linger(inner.enter());
   }
   bool is_revoked() override {
     delay.maybe();
-    return inner.is_revoked();
+    return !linger(!inner.is_revoked());
   }
   void exit() override {
     delay.maybe();
@@ -112,8 +113,14 @@ struct ChaosLeases final : Leases {
   }
   std::vector<int> revokers() override { return inner.revokers(); }
   void revoke(const std::vector<LentRange>& lent) override { inner.revoke(lent); }
+  // What it says is true no more when this rank acts on it.
+  bool linger(bool goes_on) const {
+    if (goes_on && while_borrowing) while_borrowing();
+    return goes_on;
+  }
   Leases& inner;
   Delays& delay;
+  const std::function<void()>& while_borrowing;
 };
 
 class ChaosTransport final : public Transport {
@@ -123,7 +130,7 @@ class ChaosTransport final : public Transport {
         options_(std::move(options)),
         delays_(options_.delays, options_.seed),
         window_(*inner_->window(), delays_),
-        leases_(*inner_->leases(), delays_) {
+        leases_(*inner_->leases(), delays_, options_.while_borrowing) {
     for (int peer = 0; peer < world_size; ++peer) {
       for (int channel = 0; channel < kFifoChannels; ++channel) {
         senders_.emplace_back(inner_->sender(peer, channel), delays_);

@@ -18,6 +18,8 @@ struct ChaosOptions {
   std::function<void()> before_prepare_sleep;
   std::function<void()> before_sleep;
   std::function<void(Transport& inner)> after_peer_abort;
+  // Between two portions of work on peers' vectors.
+  std::function<void()> while_borrowing;
 };
 
 std::unique_ptr<Connector> with_chaos(std::unique_ptr<Connector> inner, ChaosOptions options);

@@ -5,6 +5,7 @@
 
 #include "cases.h"
 #include "scenario.h"
+#include "transport/shm/arena.h"
 
 namespace pycoll::stress {
 namespace {
@@ -227,20 +228,20 @@ void mismatch(const std::string& algorithm, const Settings& settings) {
   } while (!settings.until.passed());
 }
 
-// Zero-copy calls on large vectors until one rank aborts, from another thread; then every rank
-// reuses its memory at once. A peer that still works on it is a data race.
+// Zero-copy calls, nearly all the time in peers' vectors, until one rank aborts from another
+// thread; then every rank reuses its memory at once. A peer that still works on it is a data race.
 void revoked_body(Rank& self, int who) {
   constexpr uint64_t kCount = 300'000;  // several portions a rank
-  const Case large{find_algorithm(Collective::all_reduce, "zero_copy"),
-                   DType::int32,
-                   ReduceOp::sum,
-                   kCount,
-                   0,
-                   true,
-                   self.agreed.next()};
+  const auto arena = shm::process_arena();
+  check(arena != nullptr, "no arena: ", shm::process_arena_problem());
+  const std::shared_ptr<void> memory(arena->allocate(kCount * 4), [&](void* p) { arena->free(p); });
+  auto* const data = static_cast<std::byte*>(memory.get());
+  check(data != nullptr, "the arena has no room");
+  std::fill(data, data + kCount * 4, std::byte{5});
+
   std::thread aborter;
   if (self.rank == who) {
-    const auto delay = std::chrono::microseconds(self.rng.below(6000));
+    const auto delay = std::chrono::microseconds(1000 + self.rng.below(10'000));
     aborter = std::thread([&self, delay] {
       std::this_thread::sleep_for(delay);
       self.communicator.abort("enough");
@@ -249,9 +250,12 @@ void revoked_body(Rank& self, int who) {
   std::string complaint = "no error within 15 s";
   const Deadline deadline = Deadline::after(std::chrono::seconds(15));
   while (!deadline.passed()) {
-    Vectors vectors(large, self.rank, self.world_size);
-    CallRequest request = vectors.request();
-    std::byte* data = request.output.blocks[0].data;
+    CallRequest request;
+    request.collective = Collective::all_reduce;
+    request.algorithm = "zero_copy";
+    request.dtype = DType::int32;
+    request.reduce_op = ReduceOp::max;  // of equal values: the data stay as they are
+    request.input.blocks = request.output.blocks = {{data, kCount}};
     try {
       self.communicator.run(std::move(request), nullptr);
     } catch (const Error& error) {
@@ -264,14 +268,18 @@ void revoked_body(Rank& self, int who) {
         check_error(error, {ErrorKind::aborted}, concat("rank ", who, " aborted the group"));
       break;
     }
-    vectors.check_result();
   }
   if (aborter.joinable()) aborter.join();
   check(complaint.empty(), complaint);
 }
 
 void lease_revoked(const Settings& settings) {
-  run_episodes(settings, [](const WorldOptions& options) {
+  run_episodes(settings, [](WorldOptions options) {
+    for (int rank = 0; rank < options.world_size; ++rank) {
+      options.hooks[rank].while_borrowing = [] {
+        std::this_thread::sleep_for(std::chrono::microseconds(300));
+      };
+    }
     const int who = static_cast<int>(mix(options.seed) % options.world_size);
     run_world(options, [who](Rank& self) { revoked_body(self, who); });
   });
