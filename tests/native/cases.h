@@ -51,7 +51,8 @@ class Vectors {
   void fill_input();
   void share_memory();
   void move_to_arena();
-  void take_from_arena() const;
+  void take_from_arena();
+  void check_values() const;
   VectorView view(std::vector<Memory>& blocks, size_t begin) const;
   int64_t expected(size_t block, uint64_t i) const;
   int64_t contribution(int rank, size_t block, uint64_t i) const;
@@ -60,8 +61,8 @@ class Vectors {
   Case case_;
   int rank_;
   int world_size_;
-  mutable std::vector<Memory> input_;  // filled again from the arena to be checked
-  mutable std::vector<Memory> output_;
+  std::vector<Memory> input_;
+  std::vector<Memory> output_;
   std::shared_ptr<std::byte> arena_block_;  // all blocks, one behind the other; or nullptr
 };
 
