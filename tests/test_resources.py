@@ -153,7 +153,8 @@ def test_making_and_closing_groups_leaves_nothing(times, transport):
     env = {"PYCOLL_TRANSPORT": transport}
     for result in run_ranks(2, make_and_close, times, env=env, timeout=200):
         early, late = result.value
-        assert late["mappings"] == 0
+        # The arena of shareable memory lives as long as its process.
+        assert late["mappings"] <= (1 if transport == "shm" else 0)
         assert late["reserved"] - early["reserved"] < 100
         assert late["descriptors"] <= early["descriptors"]
         assert late["threads"] <= early["threads"]
