@@ -473,7 +473,7 @@ def at_exit(rank, world_size, directory):
     keep(tensor, holder, scoped, pycoll.empty(5), *arrays, torch.nn.Parameter(scoped))
 
     def hold():
-        # No more than that: a thread that is inside torch when the interpreter ends ends the process.
+        # No more: a thread that is inside torch when the interpreter ends takes the process down.
         keep_here = torch.ones(MIB)  # noqa: F841
         while True:
             time.sleep(0.01)
