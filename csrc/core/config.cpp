@@ -73,7 +73,10 @@ constexpr ConfigVariable kVariables[] = {
      "table, transport and memory (algorithm)",
      [](Config& c, const std::string& t) { c.determinism = parse_determinism(t); },
      [](const Config& c) { return std::string(name_of(c.determinism)); }, true},
-    {"PYCOLL_SLOT_BYTES", "payload of one message at most, a multiple of 64 (64 to 16M)",
+    {"PYCOLL_SLOT_BYTES",
+     "payload of one message, a multiple of 64 (64 to 16M); large vectors take up to four times "
+     "that "
+     "over a network, 1M at most",
      [](Config& c, const std::string& t) {
        c.slot_bytes = whole_lines(bytes_between(t, 64, 16 << 20));
      },

@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/host.h"
 #include "core/random.h"
+#include "runtime/slices.h"
 
 namespace pycoll {
 namespace {
@@ -253,7 +254,8 @@ std::unique_ptr<Transport> bootstrap(const BootstrapRequest& request, Connector&
   connect.serves.assign(connect.descriptions.size(), true);
   connect.serves[static_cast<size_t>(request.rank)] = false;
   hosts = std::move(agreement.hosts);
-  connect.geometry = {request.config.slot_bytes, static_cast<uint32_t>(request.config.fifo_depth),
+  connect.geometry = {slot_for(request.config.slot_bytes),
+                      static_cast<uint32_t>(request.config.fifo_depth),
                       request.config.window_bytes};
   connect.deadline = deadline;
   std::unique_ptr<Transport> transport = connect_all(request, connector, std::move(connect));

@@ -73,7 +73,13 @@ Shape Executor::shape_of(const ExecutorInput& input) const {
   const size_t element = size_of(input.call.dtype);
   const uint64_t largest = ChunkCutter(program, input.input, input.output, element).largest_chunk();
   Shape shape;
-  shape.slice = slice_elements(program, input.kernels, element, geometry_);
+  TransportGeometry geometry = geometry_;
+  // Where only two ranks know a length, all the others' slices must not depend on it.
+  const bool agreed = traits_of(program.collective).lengths != Lengths::pairwise;
+  if (transport_.window() == nullptr && agreed) {
+    geometry.slot_bytes = network_slice(largest * element, geometry_.slot_bytes);
+  }
+  shape.slice = slice_elements(program, input.kernels, element, geometry);
   shape.rounds = round_count(largest, shape.slice);
   const size_t chunk_bytes = round_up(largest * element, 8);
   shape.in_cell = shape.rounds == 1 && fits_cell(program, chunk_bytes);

@@ -127,6 +127,17 @@ inline ChunkRange slice_of(ChunkRange chunk, uint64_t round, uint64_t slice) {
   return {begin, std::min(begin + slice, chunk.end)};
 }
 
+// Room of a slot where a slice of `slice` bytes is meant: over a network slices of large vectors
+// may be four times as long, so that enough is on its way while a rank waits for an answer.
+inline uint64_t slot_for(uint64_t slice) {
+  return std::max(slice, std::min<uint64_t>(4 * slice, 1 << 20));
+}
+
+// Bytes of a slice over a network, for chunks of that many: still two rounds a FIFO.
+inline uint64_t network_slice(uint64_t chunk_bytes, uint64_t slice) {
+  return std::clamp(chunk_bytes / (2 * kMaxChannels) / 64 * 64, slice, slot_for(slice));
+}
+
 // At least one: operations on nothing still meet.
 inline uint64_t round_count(uint64_t largest_chunk, uint64_t slice) {
   return std::max<uint64_t>(1, (largest_chunk + slice - 1) / slice);
