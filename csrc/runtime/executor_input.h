@@ -45,7 +45,7 @@ struct ExecutorInput {
   VectorView input;
   VectorView output;
   const Program* fallback = nullptr;  // runs instead when `program` needs a lease and gets none
-  Shape shape;                        // of `program` on these vectors, where it is known already
+  Shape shape{};                      // of `program` on these vectors, where it is known already
 };
 
 }  // namespace pycoll
