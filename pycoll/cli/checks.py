@@ -135,10 +135,12 @@ def shareable_memory() -> list[Finding]:
         advice = "tensors are in ordinary memory and collectives copy them through staging buffers"
         return [Finding("arena", State.missing, module.process_arena_problem(), advice)]
     text = f"{arena.bytes / 2**30:g} GiB of address space in one memfd; memory comes as it is used"
-    return [Finding("arena", State.ok, text), large_pages(arena)]
+    return [Finding("arena", State.ok, text), large_pages(module)]
 
 
-def large_pages(arena: Any) -> Finding:
+def large_pages(module: Any) -> Finding:
+    # In an arena of its own: that of the process may have the block from before, with small pages.
+    arena = module.Arena(1 << 26)
     block = arena.allocate(1 << 21)
     got = arena.statistics()["large"] > 0
     arena.free(block)
