@@ -31,6 +31,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from pycoll.bench.launch import rows_until_the_end
 from pycoll.bench.machine import machine, machine_lines
 from pycoll.bench.units import format_size, geometric_mean, parse_size
 
@@ -266,14 +267,7 @@ def measure(network: Network, plan: Plan) -> Iterator[Row]:
         arguments = (network, paths, directory, plan, sender)
         context = mp.spawn(run_rank, args=arguments, nprocs=network.ranks, join=False)
         sender.close()  # so that end-of-file says that rank 0 is gone
-        with contextlib.suppress(EOFError):
-            while True:
-                if receiver.poll(0.2):
-                    yield receiver.recv()
-                else:
-                    context.join(timeout=0)  # raises when a rank failed
-        while not context.join():
-            pass
+        yield from rows_until_the_end(context, receiver)
 
 
 def report(network: Network, plan: Plan) -> dict[str, object]:

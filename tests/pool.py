@@ -343,3 +343,17 @@ def communicator_ranks(
 ) -> list[RankResult]:
     """`function(communicator, *args)` over a pycoll.FileStore, without torch; see `run_ranks`."""
     return run_ranks(world_size, _with_communicator, function, args, **options)
+
+
+def alone(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """`function(*args)` in one process of the pool, without a group; what it returned."""
+    return run_ranks(1, _alone, function, args, **options)[0].value
+
+
+def _alone(
+    rank: int, world_size: int, directory: str, function: Callable[..., Any], args: tuple[Any, ...]
+) -> Any:
+    import torch
+
+    torch.set_num_threads(1)  # a forked child does not have its parent's
+    return function(*args)

@@ -17,19 +17,10 @@ from torch.utils.data import DataLoader, Dataset
 
 import pycoll
 from helpers_scripts import fork, keep, run_scripts
-from pool import run_ranks, torch_ranks
+from pool import alone, torch_ranks
 from pycoll import _core
 
 MIB = 1 << 20
-
-
-def alone(function, *args, **options):
-    return run_ranks(1, _alone, function, args, **options)[0].value
-
-
-def _alone(rank, world_size, directory, function, args):
-    torch.set_num_threads(1)  # a forked child does not have its parent's
-    return function(*args)
 
 
 def filled(value, elements=MIB):

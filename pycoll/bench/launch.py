@@ -54,14 +54,22 @@ def _measure(plan: Plan, ranks: int) -> Iterator[Row]:
             start_method="forkserver",
         )
         sender.close()  # so that end-of-file says that rank 0 is gone
-        with contextlib.suppress(EOFError):
-            while True:
-                if receiver.poll(0.2):
-                    yield receiver.recv()
-                else:
-                    running.join(timeout=0)  # raises when a rank failed
-        while not running.join():
-            pass
+        yield from rows_until_the_end(running, receiver)
+
+
+def rows_until_the_end(running: Any, rows: Connection) -> Iterator[Any]:
+    """What rank 0 sends until all have ended; raises what torch does when a rank failed.
+
+    `running` is what torch.multiprocessing started without joining, `rows` the end that receives.
+    """
+    with contextlib.suppress(EOFError):
+        while True:
+            if rows.poll(0.2):
+                yield rows.recv()
+            else:
+                running.join(timeout=0)  # raises when a rank failed
+    while not running.join():
+        pass
 
 
 def run_rank(rank: int, ranks: int, directory: str, plan: Plan, rows: Connection) -> None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from pycoll.bench.collectives import COLLECTIVES
 from pycoll.bench.plan import APIS, DTYPES, MEMORY, OPERATIONS, Contender, Plan
-from pycoll.bench.units import format_size, parse_size, sizes_between
-from pycoll.cli.usage import UsageError, require_folder, require_matplotlib
+from pycoll.bench.units import format_size, sizes_between
+from pycoll.cli.usage import UsageError, require_folder, require_matplotlib, size, size_list
 
 if TYPE_CHECKING:
     from pycoll.bench.report import Run
@@ -132,17 +132,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="exit code 1 when pycoll is behind the first backend at any size",
     )
-
-
-def size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def size_list(text: str) -> list[int]:
-    return [size(part) for part in text.split(",")]
 
 
 def rank_list(text: str) -> list[int]:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pycoll.cli.usage import UsageError, require_folder, require_matplotlib
+from pycoll.cli.usage import UsageError, require_folder, require_matplotlib, size, size_list
 
 if TYPE_CHECKING:
     from pycoll.simulator.sweep import Curve, Plan
@@ -66,19 +66,6 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="all figures")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="time by size, log-log")
     parser.set_defaults(run=run)
-
-
-def size(text: str) -> int:
-    from pycoll.bench.units import parse_size
-
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def size_list(text: str) -> list[int]:
-    return [size(part) for part in text.split(",")]
 
 
 def format_size(count: float) -> str:

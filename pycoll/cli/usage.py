@@ -1,7 +1,8 @@
-"""Errors that are the caller's."""
+"""Arguments of the command line: errors that are the caller's, and sizes."""
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 from pathlib import Path
@@ -25,3 +26,18 @@ def require_folder(option: str, file: str | os.PathLike[str] | None) -> None:
 def require_matplotlib(option: str) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError(f"{option} needs matplotlib: pip install 'pycoll[demo]'")
+
+
+def size(text: str) -> int:
+    """An argument like 64M, in bytes."""
+    from pycoll.bench.units import parse_size
+
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def size_list(text: str) -> list[int]:
+    """An argument like 4,64K,1M."""
+    return [size(part) for part in text.split(",")]
