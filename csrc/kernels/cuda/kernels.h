@@ -1,0 +1,158 @@
+// What the host may ask of the GPU: every kernel of pycoll, by a function that launches it.
+//
+// No CUDA language and no C++ beyond plain structs, so that any host compiler takes it. All
+// functions only launch: they return what the runtime said about that (cudaErrorInvalidValue when a
+// precondition that they check is broken, and then nothing was launched), never wait, allocate or
+// synchronise, and are safe inside a graph capture. Launch geometry is a pure function of sizes,
+// types and Geometry, the same on every rank.
+//
+// Vectors are aligned to their elements (complex numbers: to their parts). 16-byte accesses are
+// used where all memory of a step is aligned to 16 bytes; results never depend on alignment.
+//
+// Arithmetic follows kernels/reduce.h: partial sums of 16 and 8-bit floats are float32 and rounded
+// once; AVG divides when a sum is complete; integers wrap. Where operands are combined in the same
+// order, results are the CPU kernels' to the bit, but for the payload of NaNs under SUM, AVG and
+// PRODUCT of floats, which the hardware does not keep.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "core/dtype.h"
+#include "kernels/cuda/layout.h"
+#include "kernels/cuda/program_image.h"
+
+namespace pycoll::cuda {
+
+// Element type and reduce operation of a call; op none: bytes are moved. premul_sum sums what
+// scale() has scaled.
+struct Arithmetic {
+  DType dtype = DType::uint8;
+  ReduceOp op = ReduceOp::none;
+  int32_t world_size = 1;  // what AVG divides by
+};
+
+// Whether the kernels can combine elements of that kind; the pairs of find_reduce_kernels().
+bool can_reduce(DType dtype, ReduceOp op);
+
+// A caller's vector in device memory: `blocks` blocks of count[i] elements. One block that is cut
+// into chunks, or one a chunk (all_gather's output: one a rank). `blocks` 0: this rank has none.
+struct Vector {
+  void* block[kMaxRanks] = {};
+  uint64_t count[kMaxRanks] = {};
+  int32_t blocks = 0;
+};
+
+// ---- Ranks on different devices: kernels that wait for their peers' kernels. Blocks with the same
+// index must be resident on all ranks at a time, so the device must have room for the whole grid
+// (at most Geometry::blocks or lanes * fifos blocks of Geometry::threads). ----
+
+// Runs a Program (or a batch of messages) over FIFOs and windows. Any collective; in place as
+// program.h says.
+struct ProgramCall {
+  Call call;
+  Arithmetic arithmetic;
+  Vector input;
+  Vector output;
+  const ProgramImage* image = nullptr;
+  const ProgramStep* steps = nullptr;  // image->steps in device memory
+};
+cudaError_t run_program(const GroupView& group, const ProgramCall& call, cudaStream_t stream);
+
+// How a Program is cut: exported for tests and for `explain`.
+struct ProgramPlan {
+  uint64_t slice = 0;    // elements (of Elements::size)
+  uint64_t rounds = 0;   // slices of this rank's longest chunk; 1 at least
+  int32_t channels = 0;  // slice r runs on channel r % channels
+  int32_t threads =
+      0;  // a block; the grid has lanes * channels of them, block = lane * channels + channel
+  int32_t first_fifo = 0;
+};
+ProgramPlan plan_program(const Geometry& geometry, const ProgramCall& call);
+
+// all_reduce of float32, float16 or bfloat16 under SUM or AVG, summed in rank order. `output` may
+// be `input`.
+struct AllReduceCall {
+  Call call;
+  Arithmetic arithmetic;
+  const void* input = nullptr;
+  void* output = nullptr;
+  uint64_t count = 0;
+};
+bool has_fast_all_reduce(DType dtype, ReduceOp op);
+// Data and flag in one 64-bit word (the LL protocol), for the smallest messages: at most
+// one_shot_ll_limit() bytes.
+uint64_t one_shot_ll_limit(const Geometry& geometry);
+cudaError_t all_reduce_one_shot_ll(const GroupView& group, const AllReduceCall& call,
+                                   cudaStream_t stream);
+// Every rank reads every rank's window. Any size; meant for those where latency rules.
+cudaError_t all_reduce_one_shot(const GroupView& group, const AllReduceCall& call,
+                                cudaStream_t stream);
+// Every rank sums a part, then reads the others' sums. Any size.
+cudaError_t all_reduce_two_shot(const GroupView& group, const AllReduceCall& call,
+                                cudaStream_t stream);
+// The same without staging, where all ranks' vectors are mapped by all (NVLink: registered memory):
+// input[r] and output[r] are rank r's, as this rank maps them; call.input and call.output are not
+// looked at. All ranks in place or none.
+struct PeerVectors {
+  const void* input[kMaxRanks] = {};
+  void* output[kMaxRanks] = {};
+};
+cudaError_t all_reduce_two_shot_direct(const GroupView& group, const AllReduceCall& call,
+                                       const PeerVectors& vectors, cudaStream_t stream);
+
+// ---- Ranks that share a device: kernels of different processes take turns there, so these never
+// wait. The host orders phases by events: all inputs are complete before, nobody touches what these
+// read or write until after. ----
+
+// output[t][begin .. end) = sum over sources in order of input[s][begin .. end), finished, for each
+// target t; one rank's part of an all_reduce (all outputs), reduce_scatter (its own) or reduce (the
+// root's). In place: an output that is an input is the same address. Pointers are to element 0.
+struct ReduceManyCall {
+  Arithmetic arithmetic;
+  int32_t sources = 0;  // 1 to kMaxRanks
+  int32_t targets = 0;  // 1 to kMaxRanks
+  const void* input[kMaxRanks] = {};
+  void* output[kMaxRanks] = {};
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+cudaError_t reduce_many(const ReduceManyCall& call, cudaStream_t stream);
+
+// Copies that overlap nothing: all_gather, broadcast, gather, scatter, all_to_all, send and recv as
+// plain reads of peers' memory. A copy of a place onto itself is skipped.
+struct CopyManyCall {
+  int32_t copies = 0;  // 0 to kMaxRanks
+  const void* src[kMaxRanks] = {};
+  void* dst[kMaxRanks] = {};
+  uint64_t bytes[kMaxRanks] = {};
+};
+cudaError_t copy_many(const CopyManyCall& call, cudaStream_t stream);
+
+// ---- Elementwise. ----
+
+// output[i] = round(input[i] * scale) between float32, float16 and bfloat16, product in float32
+// (scale 1 is exact). `found_inf`, where not nullptr, is set to 1 when a result is inf or NaN and
+// left alone otherwise: what a loss scaler asks for. One type may be cast in place.
+struct CastCall {
+  DType from = DType::float32;
+  DType to = DType::float32;
+  const void* input = nullptr;
+  void* output = nullptr;
+  uint64_t count = 0;
+  float scale = 1.0f;
+  float* found_inf = nullptr;  // device memory; as torch's GradScaler has it
+};
+cudaError_t cast(const CastCall& call, cudaStream_t stream);
+
+// output[i] = input[i] * factor, rounded once, for PREMUL_SUM: ScaleFn of kernels/reduce.h. In
+// place or apart.
+struct ScaleCall {
+  DType dtype = DType::float32;
+  const void* input = nullptr;
+  void* output = nullptr;
+  uint64_t count = 0;
+  double factor = 1.0;
+};
+cudaError_t scale(const ScaleCall& call, cudaStream_t stream);
+
+}  // namespace pycoll::cuda
