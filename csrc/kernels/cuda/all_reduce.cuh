@@ -258,7 +258,10 @@ struct Word {
     return bits;
   }
   static PYCOLL_DEVICE float element_of(uint32_t bits, int k) {
-    return device::to_float(element::bits_as<T>(static_cast<Bits>(bits >> (k * 16))));
+    const auto own = static_cast<Bits>(bits >> (k * 16));
+    T x;
+    __builtin_memcpy(static_cast<void*>(&x), &own, sizeof(T));
+    return device::to_float(x);
   }
 };
 
@@ -329,6 +332,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   }
   __syncthreads();
   if (block_failed(state)) return;
+  __syncthreads();
 
   const auto put = [&](int32_t to, uint64_t word, uint32_t data) {
     device::store_relaxed<Scope::system>(packet_of(group, to, group.rank, round, word),
@@ -355,7 +359,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   for (uint64_t word = threadIdx.x; word < words; word += blockDim.x) {
     float total[Word<T>::kLength] = {};
     sum_packets<T>(in, state, round, 1 + word, Word<T>::load(input, word, n), total);
-    if (block_failed(state)) break;
+    if (device::load_relaxed<Scope::block>(&state->failed) != 0) break;  // what it got is not data
 #pragma unroll
     for (int k = 0; k < Word<T>::kLength; ++k) {
       const uint64_t i = word * Word<T>::kLength + static_cast<uint64_t>(k);

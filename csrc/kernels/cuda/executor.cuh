@@ -99,7 +99,7 @@ class Executor {
         counters_->received[end] = *counter(group_.layout.received, end);
       }
     }
-    if (lane_.uses_window != 0) {
+    if (lane_.meets != 0) {
       barriers_ = *block_word(group_.layout.barriers);
       window_round_ = *block_word(group_.layout.window_rounds);
     }
@@ -114,7 +114,7 @@ class Executor {
         *counter(group_.layout.received, end) = counters_->received[end];
       }
     }
-    if (lane_.uses_window != 0 && threadIdx.x == 0) {
+    if (lane_.meets != 0 && threadIdx.x == 0) {
       *block_word(group_.layout.barriers) = barriers_;
       *block_word(group_.layout.window_rounds) = window_round_;
     }

@@ -41,9 +41,9 @@ const char* why_unusable(const Geometry& g) {
       {g.window_bytes >= 64 * kMaxRanks && g.window_bytes % 64 == 0,
        "window_bytes must be a multiple of 64, 1024 at least"},
       {g.packets >= 1, "packets must be 1 at least"},
-      {g.scratch_bytes >= uint64_t{1} << 20, "scratch_bytes must be 1 MiB at least"},
-      {g.threads >= 32 && g.threads <= 512 && g.threads % 32 == 0,
-       "threads must be a multiple of 32, 512 at most"},
+      {g.scratch_bytes >= uint64_t{64} << 10, "scratch_bytes must be 64 KiB at least"},
+      {g.threads >= g.world_size && g.threads >= 8 && g.threads <= 512 && g.threads % 8 == 0,
+       "threads must be a multiple of 8, 512 at most, and one a rank at least"},
   };
   for (const Condition& condition : conditions) {
     if (!condition.holds) return condition.text;

@@ -34,7 +34,7 @@ struct Geometry {
   uint32_t window_bytes = 128 << 10;  // a block has two, a multiple of 64
   uint32_t packets = 1024;            // 4-byte words a block and peer for one_shot_ll, twice
   uint64_t scratch_bytes = 16 << 20;  // accumulators of all blocks, private
-  int32_t threads = 512;              // a block, a multiple of 32
+  int32_t threads = 512;              // a block: at most, and a multiple of 32 on hardware
 
   int32_t all_fifos() const { return fifos + message_fifos; }
 };

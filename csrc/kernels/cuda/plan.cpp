@@ -25,17 +25,17 @@ uint64_t divide_up(uint64_t x, uint64_t by) {
   return (x + by - 1) / by;
 }
 
-bool uses_window(const ProgramHeader& header) {
-  return header.window_chunks > 0 ||
-         std::any_of(header.lane, header.lane + header.lanes,
-                     [](const ProgramLane& lane) { return lane.uses_window != 0; });
+// A window is of no use without a barrier.
+bool meets(const ProgramHeader& header) {
+  return std::any_of(header.lane, header.lane + header.lanes,
+                     [](const ProgramLane& lane) { return lane.meets != 0; });
 }
 
 // Blocks that meet in windows are numbered alike on all ranks, whatever lanes each of them has.
 int32_t most_channels(const Geometry& g, const ProgramHeader& header) {
   if (header.step_by_step != 0) return g.message_fifos;
   const int32_t channels = std::max(1, g.fifos / header.channels);
-  return uses_window(header) ? std::min(channels, g.blocks / kMaxLanes) : channels;
+  return meets(header) ? std::min(channels, g.blocks / kMaxLanes) : channels;
 }
 
 // Bytes of scratch that each block of a Program has. Ranks may have different numbers of lanes, and

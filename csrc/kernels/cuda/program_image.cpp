@@ -117,6 +117,7 @@ ProgramImage compile(const Program& program) {
     for (const Step& step : program.lanes[index].steps) {
       image.steps.push_back(compile_step(program, step));
       use_ends(lane, step, traits_of(step.kind));
+      if (step.kind == StepKind::barrier) lane.meets = 1;
       if (uses_window(step)) lane.uses_window = 1;
     }
     lane.count = static_cast<int32_t>(image.steps.size()) - lane.first;

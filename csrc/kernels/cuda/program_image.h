@@ -41,8 +41,8 @@ struct ProgramLane {
   int32_t count = 0;
   uint64_t sends = 0;
   uint64_t receives = 0;
-  uint32_t uses_window = 0;
-  uint32_t unused = 0;
+  uint32_t meets = 0;        // it has barriers
+  uint32_t uses_window = 0;  // its rounds alternate between the two windows
 };
 static_assert(kMaxRanks * kMaxChannels <= 64);
 

@@ -108,8 +108,8 @@ PYCOLL_DEVICE void check_fingerprint(const GroupView& group, BlockState* state, 
   }
 }
 
-// True when a thread of the block gave up. After a __syncthreads, and with another before the next
-// wait.
+// True, in all threads or none, when a thread of the block gave up. Called after a __syncthreads;
+// and there must be another before any thread waits again, or some would see a later failure here.
 PYCOLL_DEVICE bool block_failed(BlockState* state) {
   return device::load_relaxed<Scope::block>(&state->failed) != 0;
 }
