@@ -40,6 +40,7 @@ from pycoll.bench.calls import make_group
 from pycoll.bench.machine import machine, machine_lines
 from pycoll.bench.measure import over_ranks
 from pycoll.bench.plan import Contender, Plan
+from pycoll.cli.usage import output_file
 from pycoll.demo.model import CharTransformer, ModelConfig
 from pycoll.demo.text import Sampler, load_corpus
 from pycoll.demo.train import TrainConfig, cross_entropy, make_optimizer
@@ -352,7 +353,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--blocks", type=int, default=6, help="turns of a variant (default 6)")
     parser.add_argument("--steps", type=int, default=4, help="in a turn (default 4)")
     parser.add_argument("--malloc", choices=("keep", "default"), default="keep")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--json", type=output_file, metavar="FILE")
     arguments = parser.parse_args()
     for variant in arguments.variants:
         if variant not in VARIANTS:

@@ -34,6 +34,7 @@ from typing import Any
 from pycoll.bench.launch import rows_until_the_end
 from pycoll.bench.machine import machine, machine_lines
 from pycoll.bench.units import format_size, geometric_mean, parse_size
+from pycoll.cli.usage import output_file
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 import netns
@@ -320,7 +321,7 @@ def main() -> int:
     parser.add_argument("--batch-ms", type=float, default=20, help="how long a batch takes")
     parser.add_argument("--size-seconds", type=float, default=6, help="for a size, at most")
     parser.add_argument("--seed", type=int, default=1, help="of the order in a round")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="all figures, every round")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="all figures, every round")
     arguments = parser.parse_args()
 
     sizes = tuple(parse_size(text) for text in arguments.sizes.split(","))

@@ -24,6 +24,7 @@ import numpy as np
 
 from pycoll import _core
 from pycoll.bench.units import format_size, parse_size, sizes_between
+from pycoll.cli.usage import output_file
 from pycoll.simulator import topology
 from pycoll.simulator.topology import Topology
 
@@ -229,9 +230,13 @@ def parser() -> argparse.ArgumentParser:
         "--fastest", action="store_true", help="fastest rounds, not medians: on a busy machine"
     )
     made.add_argument("--start", default="host", help="topology to start from (default host)")
-    made.add_argument("--save", type=Path, metavar="FILE", help="keep the figures, for --from")
-    made.add_argument("--write", type=Path, metavar="FILE", help="the topology that was fitted")
-    made.add_argument("--plot", type=Path, metavar="FILE.png")
+    made.add_argument(
+        "--save", type=output_file, metavar="FILE", help="keep the figures, for --from"
+    )
+    made.add_argument(
+        "--write", type=output_file, metavar="FILE", help="the topology that was fitted"
+    )
+    made.add_argument("--plot", type=output_file, metavar="FILE.png")
     made.add_argument(
         "--require",
         type=float,

@@ -18,7 +18,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from idle import cpu_of_a_waiting_rank
 
@@ -27,6 +26,7 @@ from pycoll.bench.machine import machine, machine_lines
 from pycoll.bench.plan import Contender, Plan, Row, Sample
 from pycoll.bench.report import microseconds
 from pycoll.bench.units import format_size, parse_size, quantile
+from pycoll.cli.usage import output_file
 
 KIB, MIB = 1 << 10, 1 << 20
 PYCOLL, GLOO, FAKE, LIMIT = map(Contender, ("pycoll", "gloo", "fake", "limit"))
@@ -197,7 +197,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=list(ROWS), metavar="ROW")
     parser.add_argument("--list", action="store_true", help="the rows there are")
     parser.add_argument("--runs", type=int, default=5, help="of each (default 5)")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--json", type=output_file, metavar="FILE")
     arguments = parser.parse_args()
     if arguments.list:
         print("\n".join(ROWS))

@@ -39,15 +39,18 @@ def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch
     tensor is in ordinary memory; `is_shareable` tells. Each tensor takes a multiple of 2 MiB of the
     arena's address space, so this is for large ones: a small one costs a page of memory.
 
-    Raises RuntimeError for negative sizes, TypeError for what is no size, and ImportError without
-    torch.
+    Raises RuntimeError for negative sizes, TypeError for what is no size or no torch.dtype, and
+    ImportError without torch.
     """
     import torch
 
     if len(size) == 1 and isinstance(size[0], Sequence):
         size = tuple(size[0])
     sizes = [operator.index(length) for length in size]  # type: ignore[arg-type]
-    return _native.load().empty_shareable(sizes, dtype or torch.get_default_dtype())
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"empty: dtype is {dtype!r}, and must be a torch.dtype like torch.float32")
+    return _native.load().empty_shareable(sizes, dtype)
 
 
 def empty_array(shape: int | Sequence[int], dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:

@@ -12,9 +12,8 @@ import os
 import statistics
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -331,8 +330,6 @@ def test_direct_calls_are_by_position(monkeypatch: pytest.MonkeyPatch) -> None:
         (["-b", "1M", "-e", "1K"], "nothing to measure"),
         (["--require-ahead", "--backends", "pycoll"], "--require-ahead"),
         (["--require-ahead", "--api", "direct"], "--require-ahead"),
-        (["--json", "/no/such/a.json"], "--json .*no folder /no/such"),
-        (["--plot", "/no/such/a.png"], "--plot .*no folder /no/such"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused(flags: list[str], says: str) -> None:
@@ -408,90 +405,6 @@ def test_a_rank_that_fails_is_told_without_a_traceback_of_the_launcher(
 ) -> None:
     pycoll_bench("broadcast", *SHORT, "-r", "2", "--sizes", "4", code=1)
     assert "there are 2 ranks" in pycoll_bench.err and "report_run" not in pycoll_bench.err
-
-
-def load(name: str) -> ModuleType:
-    """A script of the benchmarks folder, which is no package."""
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-
-
-def test_targets_measure_and_judge(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """One row, two runs: the figure is the median of their ratios, and says whether it is enough.
-
-    What is asked for is set so that it is sure to be reached, or not.
-    """
-    targets = load("targets")
-    asked = replace(targets.ROWS["nothing"], wanted={"4": 0.0, "64": 1e9})
-    monkeypatch.setitem(targets.ROWS, "nothing", asked)
-    command = ["targets.py", "--only", "nothing", "--runs", "2", "--json", str(tmp_path / "json")]
-    monkeypatch.setattr(sys, "argv", command)
-    assert targets.main() == 1
-    shown = capsys.readouterr().out
-    facts = json.loads((tmp_path / "json").read_text())
-    first, second = facts["results"]
-    assert [first["reached"], second["reached"]] == [False, True]
-    assert len(first["runs"]) == facts["runs"] == 2
-    assert first["figure"] == statistics.median(first["runs"]) > 0
-    assert f"{first['figure']:.2f}" in shown and "NOT reached" in shown
-    assert "1 of 2 reached" in shown
-
-
-def test_targets_know_what_cannot_be_measured(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A row that fails is not reached, and hides no other."""
-    targets = load("targets")
-    three = replace(targets.ROWS["limit"], ranks=3, memory="ordinary", wanted={"4": 0.0})
-    monkeypatch.setitem(targets.ROWS, "limit", three)
-    [result] = targets.run_row("limit", runs=1)
-    assert not result.reached and targets.as_json(result)["figure"] is None
-    assert "for 2 ranks" in capsys.readouterr().out
-
-
-def test_an_idle_rank_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 waits; milliseconds of CPU of each way to wait come back."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))  # the ranks import the script by name
-    used = load("idle").cpu_of_a_waiting_rank(0.2, runs=2)
-    assert list(used) == ["all_reduce", "work.wait()", "recv"]
-    assert all(len(values) == 2 and min(values) > 0 for values in used.values())
-
-
-def test_ddp_compares_steps_and_losses(capsys: pytest.CaptureFixture[str]) -> None:
-    ddp = load("ddp")
-    gloo = ddp.Outcome([10.0, 12.0, 11.0], [2.0, 1.0])
-    outcomes = {
-        "gloo": gloo,
-        "pycoll": ddp.Outcome([10.0, 10.0, 10.0], [2.0, 1.01]),
-        "shareable": ddp.Outcome([5.0, 5.5, 6.0], [2.0, 1.0], 0, 800, 0),
-    }
-    verdicts = {verdict["what"]: verdict for verdict in ddp.report("mlp", [outcomes])}
-    assert [(v["figure"], v["reached"]) for v in verdicts.values()] == [
-        (pytest.approx(2.0), True),
-        (pytest.approx(1.1), False),
-        (pytest.approx(0.01), False),
-        (0.0, True),
-        (0, True),
-    ]
-    assert "NOT reached" in capsys.readouterr().out
-
-
-@pytest.mark.full
-def test_ddp_trains_all_variants(tmp_path: Path) -> None:
-    file = tmp_path / "ddp.json"
-    short = ["--runs", "1", "--blocks", "2", "--steps", "1", "--json", str(file)]
-    done = run(str(BENCHMARKS / "ddp.py"), *short, timeout=240)
-    assert done.returncode in (0, 1), done.stderr  # 1: a target is not reached, on any machine
-    for figures in json.loads(file.read_text())["models"].values():
-        [outcomes] = figures["runs"]
-        assert outcomes["pycoll"]["losses"] == outcomes["gloo"]["losses"]
-        assert outcomes["nothing"]["losses"] != outcomes["gloo"]["losses"]
-        assert all(len(outcome["step_ms"]) == 2 for outcome in outcomes.values())
 
 
 def test_require_ahead() -> None:

@@ -280,7 +280,6 @@ def test_bad_topologies_are_errors_that_say_what_may_stand_there(
         (["all_reduce", "--ranks-per-host", "-1"], ["--ranks-per-host", "or more"]),
         # The host alone says nothing of a network, and one that takes no time is none.
         (["all_reduce", "--topology", "host", "--ranks-per-host", "2"], ["host", '"network"']),
-        (["all_reduce", "--json", "/no/such/a.json"], ["--json", "no folder /no/such"]),
     ],
 )
 def test_wrong_arguments_are_errors_that_say_what_there_is(capsys, arguments, reasons):

@@ -35,6 +35,8 @@ from environments import (
 from goals import GOALS, OURS, Goal, Outcome, format_size
 from jobs import Command, Job, JobFailed, Launch, Unsupported
 
+from pycoll.cli.usage import output_file
+
 MOST_ITERATIONS = 20_000
 
 
@@ -215,7 +217,7 @@ def parser() -> argparse.ArgumentParser:
         "machine then disturbs little (needs root)",
     )
     made.add_argument("--cache", type=Path, default=default_cache(), help="of the environments")
-    made.add_argument("--json", type=Path, metavar="FILE", help="all figures")
+    made.add_argument("--json", type=output_file, metavar="FILE", help="all figures")
     made.add_argument("--require", action="store_true", help="exit code 1 when a goal is missed")
     return made
 

@@ -8,13 +8,12 @@ import os
 import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pycoll.bench.collectives import COLLECTIVES
 from pycoll.bench.plan import APIS, DTYPES, MEMORY, OPERATIONS, Contender, Plan
 from pycoll.bench.units import format_size, sizes_between
-from pycoll.cli.usage import UsageError, require_folder, require_matplotlib, size, size_list
+from pycoll.cli.usage import UsageError, output_file, require_matplotlib, size, size_list
 
 if TYPE_CHECKING:
     from pycoll.bench.report import Run
@@ -125,8 +124,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     out = parser.add_argument_group("output")
     out.add_argument("--compare", action="store_true", help="a line a size, backends side by side")
-    out.add_argument("--json", type=Path, metavar="FILE", help="all figures, every round")
-    out.add_argument("--plot", type=Path, metavar="FILE.png", help="time and bandwidth, log-log")
+    out.add_argument("--json", type=output_file, metavar="FILE", help="all figures, every round")
+    out.add_argument(
+        "--plot", type=output_file, metavar="FILE.png", help="time and bandwidth, log-log"
+    )
     out.add_argument(
         "--require-ahead",
         action="store_true",
@@ -186,8 +187,6 @@ def forced_algorithms(arguments: argparse.Namespace) -> list[str]:
 
 
 def require_usable(arguments: argparse.Namespace) -> None:
-    require_folder("--json", arguments.json)
-    require_folder("--plot", arguments.plot)
     if arguments.plot:
         require_matplotlib("--plot")
     if arguments.factor < 2 or min(arguments.rounds, arguments.warmup) < 1 or arguments.iters < 0:

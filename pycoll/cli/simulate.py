@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pycoll.cli.usage import UsageError, require_folder, require_matplotlib, size, size_list
+from pycoll.cli.usage import UsageError, output_file, require_matplotlib, size, size_list
 
 if TYPE_CHECKING:
     from pycoll.simulator.sweep import Curve, Plan
@@ -63,7 +63,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="SECONDS",
         help="an algorithm's larger sizes are left out once it has taken so long (default 120)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="all figures")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="all figures")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="time by size, log-log")
     parser.set_defaults(run=run)
 
@@ -87,7 +87,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     plan = make_plan(arguments)
     check_plot(arguments.plot)
-    require_folder("--json", arguments.json)
     curves = sweep.run(plan, progress)
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)

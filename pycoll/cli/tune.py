@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pycoll.cli.ranks import on_local_ranks
-from pycoll.cli.usage import UsageError, require_folder
+from pycoll.cli.usage import UsageError, output_file
 
 if TYPE_CHECKING:
     from pycoll.cli.tune_measure import Found, Plan
@@ -53,7 +53,11 @@ def add_parser(subparsers: Any) -> None:
         "--base", metavar="FILE", help="a table whose other rules are kept (default: none)"
     )
     parser.add_argument(
-        "--output", default="pycoll-table.json", metavar="FILE", help="default: %(default)s"
+        "--output",
+        type=output_file,
+        default="pycoll-table.json",
+        metavar="FILE",
+        help="default: %(default)s",
     )
     parser.add_argument(
         "--no-cross-memory",
@@ -75,7 +79,6 @@ def run(arguments: argparse.Namespace) -> int:
         for count in ranks:
             print(show_choices(table, count, arguments.transport or "shm"))
         return 0
-    require_folder("--output", arguments.output)
     kept = load(arguments.base).rules if arguments.base else ()
     plan = make_plan(arguments)
     rules: list[Rule] = []

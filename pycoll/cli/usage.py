@@ -1,10 +1,9 @@
-"""Arguments of the command line: errors that are the caller's, and sizes."""
+"""Arguments of the command line: errors that are the caller's, files and sizes."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 from pathlib import Path
 
 
@@ -12,20 +11,20 @@ class UsageError(Exception):
     """Arguments that cannot be used; the message says which ones can."""
 
 
-def require_folder(option: str, file: str | os.PathLike[str] | None) -> None:
-    """That a file can be written, before minutes have been spent on what goes into it."""
-    if file is None:
-        return
-    folder = Path(file).absolute().parent
-    if not folder.is_dir():
-        raise UsageError(f"{option} {os.fspath(file)}: there is no folder {folder}")
-    if Path(file).is_dir():
-        raise UsageError(f"{option} {os.fspath(file)} is a folder")
-
-
 def require_matplotlib(option: str) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError(f"{option} needs matplotlib: pip install 'pycoll[demo]'")
+
+
+def output_file(text: str) -> Path:
+    """An argument: the file that results go to. Refused here, and not when they have been made."""
+    file = Path(text)
+    folder = file.absolute().parent
+    if not folder.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: there is no folder {folder}")
+    if file.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder")
+    return file
 
 
 def size(text: str) -> int:

@@ -1,0 +1,132 @@
+"""benchmarks/targets.py, idle.py and ddp.py; where all benchmarks write their results."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import statistics
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from pycoll import cli
+from test_benchmarks import BENCHMARKS, run
+
+# Whatever takes minutes and then writes files, with the options that name them.
+OUTPUTS = [
+    ("pycoll bench all_reduce", "--json"),
+    ("pycoll bench all_reduce", "--plot"),
+    ("pycoll simulate all_reduce", "--json"),
+    ("pycoll tune", "--output"),
+    ("targets", "--json"),
+    ("ddp", "--json"),
+    ("network", "--json"),
+    ("simulator", "--save"),
+    ("simulator", "--write"),
+    ("simulator", "--plot"),
+    ("peers/compare", "--json"),
+]
+
+
+def load(name: str) -> ModuleType:
+    """A script of the benchmarks folder, which is no package."""
+    file = BENCHMARKS / name
+    sys.path.insert(0, str(file.parent))
+    try:
+        return importlib.import_module(file.name)
+    finally:
+        sys.path.remove(str(file.parent))
+
+
+def test_targets_measure_and_judge(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One row, two runs: the figure is the median of their ratios, and says whether it is enough.
+
+    What is asked for is set so that it is sure to be reached, or not.
+    """
+    targets = load("targets")
+    asked = replace(targets.ROWS["nothing"], wanted={"4": 0.0, "64": 1e9})
+    monkeypatch.setitem(targets.ROWS, "nothing", asked)
+    command = ["targets.py", "--only", "nothing", "--runs", "2", "--json", str(tmp_path / "json")]
+    monkeypatch.setattr(sys, "argv", command)
+    assert targets.main() == 1
+    shown = capsys.readouterr().out
+    facts = json.loads((tmp_path / "json").read_text())
+    first, second = facts["results"]
+    assert [first["reached"], second["reached"]] == [False, True]
+    assert len(first["runs"]) == facts["runs"] == 2
+    assert first["figure"] == statistics.median(first["runs"]) > 0
+    assert f"{first['figure']:.2f}" in shown and "NOT reached" in shown
+    assert "1 of 2 reached" in shown
+
+
+def test_targets_know_what_cannot_be_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that fails is not reached, and hides no other."""
+    targets = load("targets")
+    three = replace(targets.ROWS["limit"], ranks=3, memory="ordinary", wanted={"4": 0.0})
+    monkeypatch.setitem(targets.ROWS, "limit", three)
+    [result] = targets.run_row("limit", runs=1)
+    assert not result.reached and targets.as_json(result)["figure"] is None
+    assert "for 2 ranks" in capsys.readouterr().out
+
+
+def test_an_idle_rank_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 waits; milliseconds of CPU of each way to wait come back."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))  # the ranks import the script by name
+    used = load("idle").cpu_of_a_waiting_rank(0.2, runs=2)
+    assert list(used) == ["all_reduce", "work.wait()", "recv"]
+    assert all(len(values) == 2 and min(values) > 0 for values in used.values())
+
+
+def test_ddp_compares_steps_and_losses(capsys: pytest.CaptureFixture[str]) -> None:
+    ddp = load("ddp")
+    gloo = ddp.Outcome([10.0, 12.0, 11.0], [2.0, 1.0])
+    outcomes = {
+        "gloo": gloo,
+        "pycoll": ddp.Outcome([10.0, 10.0, 10.0], [2.0, 1.01]),
+        "shareable": ddp.Outcome([5.0, 5.5, 6.0], [2.0, 1.0], 0, 800, 0),
+    }
+    verdicts = {verdict["what"]: verdict for verdict in ddp.report("mlp", [outcomes])}
+    assert [(v["figure"], v["reached"]) for v in verdicts.values()] == [
+        (pytest.approx(2.0), True),
+        (pytest.approx(1.1), False),
+        (pytest.approx(0.01), False),
+        (0.0, True),
+        (0, True),
+    ]
+    assert "NOT reached" in capsys.readouterr().out
+
+
+@pytest.mark.full
+def test_ddp_trains_all_variants(tmp_path: Path) -> None:
+    file = tmp_path / "ddp.json"
+    short = ["--runs", "1", "--blocks", "2", "--steps", "1", "--json", str(file)]
+    done = run(str(BENCHMARKS / "ddp.py"), *short, timeout=240)
+    assert done.returncode in (0, 1), done.stderr  # 1: a target is not reached, on any machine
+    for figures in json.loads(file.read_text())["models"].values():
+        [outcomes] = figures["runs"]
+        assert outcomes["pycoll"]["losses"] == outcomes["gloo"]["losses"]
+        assert outcomes["nothing"]["losses"] != outcomes["gloo"]["losses"]
+        assert all(len(outcome["step_ms"]) == 2 for outcome in outcomes.values())
+
+
+@pytest.mark.parametrize(("command", "option"), OUTPUTS)
+def test_files_that_cannot_be_made_are_refused_at_the_start(
+    command: str, option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, *arguments = command.split()
+    for file, why in (("/no/such/file", "there is no folder /no/such"), ("/tmp", "is a folder")):
+        monkeypatch.setattr(sys, "argv", [name, *arguments, option, file])
+        with pytest.raises(SystemExit) as ended:
+            cli.main() if name == "pycoll" else load(name).main()
+        assert ended.value.code == 2
+        out, err = capsys.readouterr()
+        assert not out
+        assert f"argument {option}: {file}" in err and why in err
