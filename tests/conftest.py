@@ -38,3 +38,12 @@ def groups() -> Iterator[ThreadGroups]:
     made = ThreadGroups()
     yield made
     made.close()
+
+
+@pytest.fixture
+def nothing_left_behind() -> Iterator[None]:
+    """Fails a test after which files of ours lie in /dev/shm."""
+    before = set(os.listdir("/dev/shm"))
+    yield
+    left = {name for name in set(os.listdir("/dev/shm")) - before if "pycoll" in name}
+    assert not left

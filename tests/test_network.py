@@ -20,7 +20,8 @@ import pycoll
 from helpers_threads import ThreadRanks
 from pool import communicator_ranks, run_ranks, torch_ranks
 from pycoll import _core
-from test_faults import PROMPTLY, addresses, error_of
+from test_faults import PROMPTLY, error_of
+from test_joining import addresses
 
 TRANSPORTS = [name for name, _, reason in _core.try_transports() if not reason]
 
