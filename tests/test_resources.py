@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import signal
+import sys
 import time
 
 import numpy as np
@@ -116,6 +118,23 @@ def test_data_loader_workers_that_fork():
 # ---- What is left, what it costs ----
 
 
+class Mallinfo(ctypes.Structure):
+    """struct mallinfo2 of <malloc.h>."""
+
+    NAMES = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in NAMES.split()]
+
+
+def malloc_bytes():
+    """What malloc has given out; 0 where nobody can tell (glibc before 2.33, musl)."""
+    function = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if function is None:
+        return 0
+    function.restype = Mallinfo
+    info = function()
+    return info.uordblks + info.hblkhd
+
+
 def resources():
     with open("/proc/self/statm") as file:
         reserved, pages = map(int, file.read().split()[:2])
@@ -127,6 +146,8 @@ def resources():
         "mappings": mappings,
         "megabytes": pages * 4096 / 2**20,
         "reserved": reserved * 4096 / 2**20,  # address space
+        "malloc": malloc_bytes(),
+        "objects": sys.getallocatedblocks(),  # of Python, of 16 to 512 bytes each
     }
 
 
