@@ -7,7 +7,7 @@
 
 #include "bind.h"
 #include "gil.h"
-#include "transport/shm/arena.h"
+#include "transport/shm/peer_arena.h"
 
 namespace py = pybind11;
 
@@ -84,6 +84,7 @@ void bind_arena(py::module_& m) {
       "shareable_statistics",
       [] {
         const Arena* const arena = shm::existing_process_arena();
+        shm::process_quarantine().sweep();
         return statistics_dict(arena != nullptr ? arena->statistics() : Arena::Statistics());
       },
       "Without making an arena: zeros until there is one.");

@@ -1,6 +1,7 @@
 #include "transport/shm/peer_arena.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -38,14 +39,16 @@ std::shared_ptr<const PeerArena> ArenaMapper::map(const UniqueFd& fd,
 }
 
 void Quarantine::add(std::shared_ptr<Arena> arena, std::vector<uint64_t> tickets,
-                     std::vector<SharedMapping> borrowers) {
+                     std::vector<Borrower> borrowers) {
   const std::lock_guard lock(mutex_);
   entries_.push_back({std::move(arena), std::move(tickets), std::move(borrowers)});
 }
 
-void Quarantine::forget(const SharedMapping& borrower) {
+void Quarantine::forget(const SharedMapping& segment) {
   const std::lock_guard lock(mutex_);
-  for (Entry& entry : entries_) std::erase(entry.borrowers, borrower);
+  for (Entry& entry : entries_) {
+    std::erase_if(entry.borrowers, [&](const Borrower& each) { return each.segment == segment; });
+  }
   sweep_held();
 }
 
@@ -54,11 +57,19 @@ void Quarantine::sweep() {
   sweep_held();
 }
 
+void Quarantine::after_fork_child() {
+  // At once, before the child maps or opens anything where these were.
+  entries_.clear();
+  mutex_.unlock();
+}
+
 void Quarantine::sweep_held() {
-  const auto is_out = [](const SharedMapping& segment) {
-    const auto& control = *reinterpret_cast<const ControlBlock*>(segment->data());
+  const auto is_out = [](const Borrower& borrower) {
+    const auto& control = *reinterpret_cast<const ControlBlock*>(borrower.segment->data());
     // Acquire: what it wrote comes before whatever the next owner of the memory does.
-    return control.borrowing.load(std::memory_order_acquire) == 0;
+    if (control.borrowing.load(std::memory_order_acquire) == 0) return true;
+    pollfd process{borrower.process.get(), POLLIN, 0};
+    return borrower.process && ::poll(&process, 1, 0) == 1;
   };
   std::erase_if(entries_, [&](Entry& entry) {
     std::erase_if(entry.borrowers, is_out);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "core/fd.h"
 #include "transport/shm/arena.h"
@@ -49,22 +50,32 @@ class ArenaMapper {
 };
 
 // Ranges of this process's arena that a peer may still write, though their operation has ended: one
-// that has been stopped in the middle, say. They go back when that peer has said that it is out.
+// that has been stopped in the middle, say. They go back when that peer has said that it is out, or
+// has died. Groups may be gone by then: there is one Quarantine a process, like the arena.
 class Quarantine {
  public:
-  // `borrowers`: the segments of those peers.
+  struct Borrower {
+    SharedMapping segment;  // where it says that it is out
+    UniqueFd process;       // a pidfd; without one, only forget() tells of its death
+  };
+
   void add(std::shared_ptr<Arena> arena, std::vector<uint64_t> tickets,
-           std::vector<SharedMapping> borrowers);
+           std::vector<Borrower> borrowers);
   // The owner of that segment has died: it writes no more.
-  void forget(const SharedMapping& borrower);
+  void forget(const SharedMapping& segment);
   // Gives back what can be.
   void sweep();
+
+  // Around fork(2): nothing is put aside in the child, which has memory of its own.
+  void before_fork() { mutex_.lock(); }
+  void after_fork_parent() { mutex_.unlock(); }
+  void after_fork_child();
 
  private:
   struct Entry {
     std::shared_ptr<Arena> arena;
     std::vector<uint64_t> tickets;
-    std::vector<SharedMapping> borrowers;
+    std::vector<Borrower> borrowers;
   };
 
   void sweep_held();
@@ -72,5 +83,7 @@ class Quarantine {
   std::mutex mutex_;
   std::vector<Entry> entries_;
 };
+
+Quarantine& process_quarantine();
 
 }  // namespace pycoll::shm

@@ -37,6 +37,8 @@ class Port {
     // the peer's segment, everything the peer published before.
     return lines_[static_cast<size_t>(peer)].state.load(std::memory_order_acquire);
   }
+  // A pidfd of its own for that peer's process; none where there are no pidfds, or once it is gone.
+  UniqueFd process_of(int peer) const;
   std::optional<std::string> peer_abort();
   void send_abort(const std::string& reason);
   void leave();

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "transport/shm/arena.h"
+#include "transport/shm/peer_arena.h"
 
 namespace pycoll::shm {
 namespace {
@@ -30,6 +30,7 @@ class ProcessArena {
     return arena_;
   }
 
+  Quarantine& quarantine() { return quarantine_; }
   Arena* existing() const noexcept { return made_.load(std::memory_order_acquire); }
 
   std::string problem() {
@@ -40,10 +41,12 @@ class ProcessArena {
   // mutex_ is held across a fork, so there either is an arena that knows of it or none at all.
   void before_fork() {
     mutex_.lock();
+    quarantine_.before_fork();
     if (arena_ && !is_child_) arena_->before_fork();
   }
   void after_fork_parent() {
     if (arena_ && !is_child_) arena_->after_fork_parent();
+    quarantine_.after_fork_parent();
     mutex_.unlock();
   }
   void after_fork_child() {
@@ -51,6 +54,7 @@ class ProcessArena {
       arena_->after_fork_child();
       is_child_ = true;
     }
+    quarantine_.after_fork_child();
     mutex_.unlock();
   }
 
@@ -77,6 +81,7 @@ class ProcessArena {
   std::atomic<Arena*> made_{nullptr};
   std::mutex mutex_;
   std::shared_ptr<Arena> arena_;
+  Quarantine quarantine_;
   std::string problem_;
   bool is_child_ = false;  // of the process that made the arena
 };
@@ -99,6 +104,10 @@ std::shared_ptr<Arena> process_arena() {
 
 Arena* existing_process_arena() noexcept {
   return process->existing();
+}
+
+Quarantine& process_quarantine() {
+  return process->quarantine();
 }
 
 std::string process_arena_problem() {

@@ -26,13 +26,13 @@ ShmLeases::ShmLeases(int rank, std::vector<SharedMapping> segments, Parts parts,
   }
 }
 
-// The group ends here, and with it the news of who died.
+// The group ends here, and with it the news of who died, where there are no pidfds.
 ShmLeases::~ShmLeases() {
   for (size_t peer = 0; peer < segments_.size(); ++peer) {
     if (peer == rank_ || port_.state(static_cast<int>(peer)) != PeerState::died) continue;
-    parts_.quarantine->forget(segments_[peer]);
+    process_quarantine().forget(segments_[peer]);
   }
-  parts_.quarantine->sweep();
+  process_quarantine().sweep();
 }
 
 std::optional<uint64_t> ShmLeases::offset_of(const std::byte* data, uint64_t bytes) {
@@ -129,15 +129,17 @@ void ShmLeases::revoke(const std::vector<LentRange>& written) {
   // Pairs with the fence in enter().
   std::atomic_thread_fence(std::memory_order_seq_cst);
   wait_until_out();
-  std::vector<SharedMapping> borrowers;
-  for (const size_t peer : peers_inside()) borrowers.push_back(segments_[peer]);
+  std::vector<Quarantine::Borrower> borrowers;
+  for (const size_t peer : peers_inside()) {
+    borrowers.push_back({segments_[peer], port_.process_of(static_cast<int>(peer))});
+  }
   if (borrowers.empty()) return;
   std::vector<uint64_t> tickets;
   for (const LentRange& range : written) {
     const auto offset = parts_.own->offset_of(range.data, range.bytes);
     if (offset) tickets.push_back(parts_.own->quarantine(*offset, range.bytes));
   }
-  parts_.quarantine->add(parts_.own, std::move(tickets), std::move(borrowers));
+  process_quarantine().add(parts_.own, std::move(tickets), std::move(borrowers));
 }
 
 }  // namespace pycoll::shm

@@ -19,9 +19,8 @@ class ShmLeases final : public Leases {
   struct Parts {
     std::shared_ptr<Arena> own;                           // or nullptr
     std::vector<std::shared_ptr<const PeerArena>> peers;  // by rank; nullptr: not mapped
-    std::shared_ptr<Quarantine> quarantine;
   };
-  // `segments` of all ranks; the port outlives this.
+  // `segments` of all ranks; the port outlives this, and tells who died.
   ShmLeases(int rank, std::vector<SharedMapping> segments, Parts parts, const Port& port);
   ~ShmLeases() override;
 

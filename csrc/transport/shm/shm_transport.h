@@ -94,7 +94,6 @@ class ShmConnector final : public Connector {
 
   std::shared_ptr<SegmentMapper> mapper_;
   ArenaMapper arenas_;
-  const std::shared_ptr<Quarantine> quarantine_ = std::make_shared<Quarantine>();
   std::mutex setup_;
   std::shared_ptr<Endpoints> endpoints_;  // made when first asked for; guarded by setup_
 };
