@@ -136,10 +136,12 @@ void Communicator::learn(const PlainCall& call, Known& known) {
 
 // Nothing may fail once a call has its number: so it has room for any call.
 void Communicator::make_kept(const Known& known) {
-  kept_ = std::make_shared<CollectiveOperation>(CallRequest{}, known.header, *known.program,
-                                                known.fallback, known.kernels, Nanoseconds(0));
-  kept_->input_.input.blocks.reserve(static_cast<size_t>(world_size_));
-  kept_->input_.output.blocks.reserve(static_cast<size_t>(world_size_));
+  auto kept = std::make_shared<CollectiveOperation>(CallRequest{}, known.header, *known.program,
+                                                    known.fallback, known.kernels, Nanoseconds(0));
+  kept->input_.input.blocks.reserve(static_cast<size_t>(world_size_));
+  kept->input_.output.blocks.reserve(static_cast<size_t>(world_size_));
+  kept_place_ = {kept};
+  kept_ = std::move(kept);
 }
 
 void Communicator::prepare(const PlainCall& call, const Known& known, uint64_t sequence) {
@@ -177,7 +179,7 @@ void Communicator::leave_turn() {
 void Communicator::finish_queued(const std::exception_ptr& thrown, const Interrupt& interrupt) {
   Lock lock(mutex_);
   const std::shared_ptr<CollectiveOperation> operation = current_;
-  queue_.push_front(operation);
+  queue_.splice(queue_.begin(), kept_place_);
   turn_.become_busy();
   turn_.leave();
   if (thrown != nullptr) drive(lock, interrupt, thrown);

@@ -18,6 +18,7 @@
 #include <array>
 #include <condition_variable>
 #include <deque>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -154,6 +155,8 @@ class Communicator {
     bool tell_peers = true;
   };
   using Operations = std::vector<std::shared_ptr<Operation>>;
+  // A list, because a place in it can be made beforehand.
+  using Queue = std::list<std::shared_ptr<CollectiveOperation>>;
 
   Death interruption_of(const std::string& operation) const;
   Death death_of(const std::exception_ptr& error) const;
@@ -225,7 +228,7 @@ class Communicator {
   mutable std::mutex mutex_;
   std::condition_variable work_;    // progress threads: something to drive
   std::condition_variable change_;  // waiters: an operation ended, or nobody drives any more
-  std::deque<std::shared_ptr<CollectiveOperation>> queue_;  // the oldest is driven
+  Queue queue_;                     // the oldest is driven
   // Changed by the driving thread under mutex_: the collective at the head of the queue, once it
   // was taken up. Or the operation of the caller that is inside turn_, whose it is until it leaves.
   std::shared_ptr<CollectiveOperation> current_;
@@ -239,6 +242,7 @@ class Communicator {
   // By who is inside turn_: one object for such operations, one after the other; in current_ while
   // it runs.
   std::shared_ptr<CollectiveOperation> kept_;
+  Queue kept_place_;  // holds it, for the queue it may have to go to
   std::array<Known, kKnown> known_;
   int waiters_ = 0;
   bool driving_ = false;
