@@ -175,7 +175,7 @@ void Communicator::leave_turn() {
 }
 
 // Something else wants to be driven too, or something was thrown: the call goes on as the first of
-// the queue.
+// the queue. Its place there was made with it: for want of memory it could neither go on nor end.
 void Communicator::finish_queued(const std::exception_ptr& thrown, const Interrupt& interrupt) {
   Lock lock(mutex_);
   const std::shared_ptr<CollectiveOperation> operation = current_;

@@ -84,6 +84,7 @@ class Quarantine {
   std::vector<Entry> entries_;
 };
 
+// For ranges of the process's arena (process_arena()); never destroyed either.
 Quarantine& process_quarantine();
 
 }  // namespace pycoll::shm
