@@ -1,5 +1,7 @@
 """Builds the native test programs from a copy of the sources, which a test may change.
 
+There are two projects: tests/native, the core, and tests/sim, kernels on the GPU simulator.
+
 The copy and its builds live in build/tests/native and are kept between runs: only what changed is
 compiled again. A copy that an interrupted test left changed is mended by the next sync().
 """
@@ -16,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PLACE = ROOT / "build" / "tests" / "native"
 SOURCE = PLACE / "source"
-COPIED = ["csrc", "cmake", "tests/native"]
+COPIED = ["csrc", "cmake", "tests/native", "tests/sim"]
 BUILD_DEADLINE_S = 900
 
 NEEDED = {
@@ -100,15 +102,35 @@ def run(command: list[str | Path | None], timeout: float) -> subprocess.Complete
     return subprocess.CompletedProcess(process.args, process.returncode, output, "")
 
 
-def build(sanitizer: str, *targets: str) -> Path:
-    """Compiles targets of tests/native/CMakeLists.txt and returns the directory they are in."""
-    where = PLACE / sanitizer
+@functools.cache
+def why_no_cuda_headers() -> str:
+    """Why nothing can be built for the GPU simulator here; empty when it can."""
+    reason = why_not("clang++", "cmake", "ninja")
+    if reason:
+        return reason
+    script = ROOT / "cmake" / "cuda_headers.cmake"
+    found = run([find("cmake"), f"-DPYCOLL_PYTHON={sys.executable}", "-P", script], 60)
+    if found.returncode == 0 and found.stdout.strip():
+        return ""
+    return (
+        "no CUDA headers (pip install nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl): "
+        f"{found.stdout}"
+    )
+
+
+def build(sanitizer: str, *targets: str, project: str = "native") -> Path:
+    """Compiles targets of tests/<project>/CMakeLists.txt and returns the directory they are in.
+
+    `sanitizer` is thread, address, or empty for a plain build.
+    """
+    where = PLACE / ("" if project == "native" else project) / (sanitizer or "plain")
     if not (where / "build.ninja").exists():
-        configure = [find("cmake"), "-S", SOURCE / "tests" / "native", "-B", where, "-G", "Ninja"]
+        configure = [find("cmake"), "-S", SOURCE / "tests" / project, "-B", where, "-G", "Ninja"]
         options = [
             "-DCMAKE_CXX_COMPILER=clang++",
             f"-DCMAKE_MAKE_PROGRAM={find('ninja')}",
             f"-DPYCOLL_SANITIZER={sanitizer}",
+            f"-DPYCOLL_PYTHON={sys.executable}",
         ]
         done = run([*configure, *options], BUILD_DEADLINE_S)
         if done.returncode != 0:

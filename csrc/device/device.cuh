@@ -71,15 +71,15 @@ PYCOLL_DEVICE bool is_aligned16(const void* p) {
 // p must be aligned to 16 bytes. Plain accesses, never through the non-coherent cache: a peer may
 // have written there since the kernel began.
 template <class T>
-PYCOLL_DEVICE Pack<T> load_pack(const T* p) {
+PYCOLL_DEVICE Pack<T> load_pack(const T* p, Caller caller = Caller::here()) {
   Pack<T> pack;
-  load_16_bytes(p, &pack);
+  load_16_bytes(p, &pack, caller);
   return pack;
 }
 
 template <class T>
-PYCOLL_DEVICE void store_pack(T* p, const Pack<T>& pack) {
-  store_16_bytes(p, &pack);
+PYCOLL_DEVICE void store_pack(T* p, const Pack<T>& pack, Caller caller = Caller::here()) {
+  store_16_bytes(p, &pack, caller);
 }
 
 // ---- Floating-point formats. Everything is computed in float: host compilers have no half
@@ -102,9 +102,8 @@ PYCOLL_DEVICE float to_float(__nv_fp8_e5m2 x) {
   return static_cast<float>(x);
 }
 
-// To nearest, ties to even. Out of range becomes infinity, or NaN in e4m3, which has no infinity:
-// as in torch, and unlike the constructors of CUDA's 8-bit types, which saturate and so hide an
-// overflow.
+// To nearest, ties to even; out of range becomes infinity, or 448 in e4m3, which has no infinity.
+// The same as on the CPU (kernels/float_formats.h), but for the payloads of NaN.
 template <class T>
 PYCOLL_DEVICE T from_float(float x) {
   if constexpr (std::is_same_v<T, float>) {
@@ -115,9 +114,10 @@ PYCOLL_DEVICE T from_float(float x) {
     return __float2bfloat16_rn(x);
   } else {
     static_assert(std::is_same_v<T, __nv_fp8_e4m3> || std::is_same_v<T, __nv_fp8_e5m2>);
-    constexpr auto kFormat = std::is_same_v<T, __nv_fp8_e4m3> ? __NV_E4M3 : __NV_E5M2;
+    constexpr bool kE4M3 = std::is_same_v<T, __nv_fp8_e4m3>;
     T result;
-    result.__x = __nv_cvt_float_to_fp8(x, __NV_NOSAT, kFormat);
+    result.__x = __nv_cvt_float_to_fp8(x, kE4M3 ? __NV_SATFINITE : __NV_NOSAT,
+                                       kE4M3 ? __NV_E4M3 : __NV_E5M2);
     return result;
   }
 }

@@ -103,10 +103,16 @@ PYCOLL_DEVICE uint64_t timer_ns() {
   return now;
 }
 
-PYCOLL_DEVICE void load_16_bytes(const void* from, void* to) {
+// For reports of the simulator.
+struct Caller {
+  PYCOLL_DEVICE static constexpr Caller here() { return {}; }
+};
+
+PYCOLL_DEVICE void load_16_bytes(const void* from, void* to, Caller) {
   *static_cast<uint4*>(to) = *static_cast<const uint4*>(from);
 }
-PYCOLL_DEVICE void store_16_bytes(void* to, const void* from) {
+
+PYCOLL_DEVICE void store_16_bytes(void* to, const void* from, Caller) {
   *static_cast<uint4*>(to) = *static_cast<const uint4*>(from);
 }
 

@@ -103,60 +103,61 @@ namespace pycoll::device {
 
 using sim::spin_pause;
 using sim::timer_ns;
+using Caller = sim::Place;
 
 // Relaxed for the compiler and for sanitizers; AtomicAccess adds what the access orders.
 template <Scope S, class T>
-T load_acquire(T* p) {
-  sim::AtomicAccess access(p, sizeof(T), S, sim::Access::load_acquire);
+T load_acquire(T* p, Caller caller = Caller::here()) {
+  sim::AtomicAccess access({p, sizeof(T), S, sim::Access::load_acquire, caller});
   return __atomic_load_n(p, __ATOMIC_RELAXED);
 }
 
 template <Scope S, class T>
-T load_relaxed(T* p) {
-  sim::AtomicAccess access(p, sizeof(T), S, sim::Access::load_relaxed);
+T load_relaxed(T* p, Caller caller = Caller::here()) {
+  sim::AtomicAccess access({p, sizeof(T), S, sim::Access::load_relaxed, caller});
   return __atomic_load_n(p, __ATOMIC_RELAXED);
 }
 
 template <Scope S, class T>
-void store_release(T* p, std::type_identity_t<T> value) {
-  sim::AtomicAccess access(p, sizeof(T), S, sim::Access::store_release);
+void store_release(T* p, std::type_identity_t<T> value, Caller caller = Caller::here()) {
+  sim::AtomicAccess access({p, sizeof(T), S, sim::Access::store_release, caller});
   __atomic_store_n(p, value, __ATOMIC_RELAXED);
 }
 
 template <Scope S, class T>
-void store_relaxed(T* p, std::type_identity_t<T> value) {
-  sim::AtomicAccess access(p, sizeof(T), S, sim::Access::store_relaxed);
+void store_relaxed(T* p, std::type_identity_t<T> value, Caller caller = Caller::here()) {
+  sim::AtomicAccess access({p, sizeof(T), S, sim::Access::store_relaxed, caller});
   __atomic_store_n(p, value, __ATOMIC_RELAXED);
 }
 
 template <Scope S, class T>
-T fetch_add_relaxed(T* p, std::type_identity_t<T> value) {
-  sim::AtomicAccess access(p, sizeof(T), S, sim::Access::update_relaxed);
+T fetch_add_relaxed(T* p, std::type_identity_t<T> value, Caller caller = Caller::here()) {
+  sim::AtomicAccess access({p, sizeof(T), S, sim::Access::update_relaxed, caller});
   return __atomic_fetch_add(p, value, __ATOMIC_RELAXED);
 }
 
 template <Scope S, class T>
-T fetch_add_acq_rel(T* p, std::type_identity_t<T> value) {
-  sim::AtomicAccess access(p, sizeof(T), S, sim::Access::update_acq_rel);
+T fetch_add_acq_rel(T* p, std::type_identity_t<T> value, Caller caller = Caller::here()) {
+  sim::AtomicAccess access({p, sizeof(T), S, sim::Access::update_acq_rel, caller});
   return __atomic_fetch_add(p, value, __ATOMIC_RELAXED);
 }
 
 template <Scope S, class T>
-T fetch_or_relaxed(T* p, std::type_identity_t<T> value) {
-  sim::AtomicAccess access(p, sizeof(T), S, sim::Access::update_relaxed);
+T fetch_or_relaxed(T* p, std::type_identity_t<T> value, Caller caller = Caller::here()) {
+  sim::AtomicAccess access({p, sizeof(T), S, sim::Access::update_relaxed, caller});
   return __atomic_fetch_or(p, value, __ATOMIC_RELAXED);
 }
 
 // Any type may be looked at through it.
 using SixteenBytes = unsigned __attribute__((vector_size(16), may_alias));
 
-PYCOLL_DEVICE void load_16_bytes(const void* from, void* to) {
-  if (reinterpret_cast<uintptr_t>(from) % 16 != 0) sim::misaligned(from, 16);
+PYCOLL_DEVICE void load_16_bytes(const void* from, void* to, Caller caller) {
+  if (reinterpret_cast<uintptr_t>(from) % 16 != 0) sim::misaligned(from, 16, caller);
   *static_cast<SixteenBytes*>(to) = *static_cast<const SixteenBytes*>(from);
 }
 
-PYCOLL_DEVICE void store_16_bytes(void* to, const void* from) {
-  if (reinterpret_cast<uintptr_t>(to) % 16 != 0) sim::misaligned(to, 16);
+PYCOLL_DEVICE void store_16_bytes(void* to, const void* from, Caller caller) {
+  if (reinterpret_cast<uintptr_t>(to) % 16 != 0) sim::misaligned(to, 16, caller);
   *static_cast<SixteenBytes*>(to) = *static_cast<const SixteenBytes*>(from);
 }
 

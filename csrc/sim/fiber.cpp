@@ -37,6 +37,12 @@ Stack StackPool::take() {
 void StackPool::give_back(Stack stack) {
   // Frames that were given up in the middle have left their marks.
   if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(stack.base, stack.size);
+  // The next fiber here does not come after this one. A new mapping is how ThreadSanitizer learns
+  // that its locals are not this one's.
+  if (under_tsan()) {
+    ::mmap(stack.base, stack.size, PROT_READ | PROT_WRITE,
+           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  }
   free_.push_back(stack);
 }
 

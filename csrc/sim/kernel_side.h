@@ -57,7 +57,7 @@ void* shared_array(const void* name, size_t bytes, size_t alignment);
 void* dynamic_shared();
 
 // Reports a vector access at an address that is not a multiple of `alignment`.
-[[noreturn]] void misaligned(const void* address, size_t alignment, Place at = Place::here());
+[[noreturn]] void misaligned(const void* address, size_t alignment, Place at);
 
 enum class Access : uint8_t {
   load_relaxed,
@@ -78,14 +78,19 @@ enum class Access : uint8_t {
 // host.
 class AtomicAccess {
  public:
-  AtomicAccess(const void* address, size_t size, device::Scope scope, Access access);
+  struct What {
+    const void* address;
+    size_t size;
+    device::Scope scope;
+    Access access;
+    Place at;
+  };
+  explicit AtomicAccess(const What& what);
   ~AtomicAccess();
   AtomicAccess(const AtomicAccess&) = delete;
 
  private:
-  const void* address_;
-  device::Scope scope_;
-  Access access_;
+  const What what_;
 };
 
 }  // namespace pycoll::sim

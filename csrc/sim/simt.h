@@ -23,6 +23,7 @@
 
 namespace pycoll::sim {
 
+class Engine;
 class TimeSlice;
 class Timeline;
 
@@ -44,8 +45,8 @@ struct Options {
   double timeout_s = 60;
   // Grids run only while this process has the GPU to itself (time_slice.h). Not owned.
   TimeSlice* time_slice = nullptr;
-  // Gets the report of a failed check, and must not return. Default: prints it to stderr and ends
-  // the process with kFailureExitCode, because fibers cannot be unwound.
+  // Gets the report of a failed check; prints it to stderr if it is empty. Then the process ends
+  // with kFailureExitCode, because fibers cannot be unwound.
   std::function<void(const std::string& report)> on_failure;
 };
 
@@ -103,8 +104,7 @@ class Executor {
   const Stats& stats() const;
 
  private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  std::unique_ptr<Engine> engine_;
 };
 
 }  // namespace pycoll::sim

@@ -1,0 +1,65 @@
+#include <sstream>
+#include <utility>
+
+#include "sim/engine.h"
+
+namespace pycoll::sim {
+namespace {
+
+constexpr size_t kMostLines = 40;
+
+std::string describe(const Thread& thread) {
+  std::ostringstream out;
+  switch (thread.state) {
+    case ThreadState::at_barrier:
+      out << "wait at __syncthreads";
+      break;
+    case ThreadState::at_warp_operation:
+      out << "wait for the lanes of mask 0x" << std::hex << thread.mask << std::dec;
+      break;
+    case ThreadState::exited:
+      return "have exited";
+    case ThreadState::ready:
+      out << (thread.spinning ? "spin" : "can run");
+  }
+  if (thread.place.file != nullptr) {
+    const bool there = thread.state != ThreadState::ready || thread.spinning;
+    out << (there ? " at " : ", last waited at ") << thread.place.file << ':' << thread.place.line;
+  }
+  return out.str();
+}
+
+// "0-31, 40"
+std::string ranges(const std::vector<unsigned>& numbers) {
+  std::ostringstream out;
+  for (size_t i = 0; i < numbers.size();) {
+    size_t j = i;
+    while (j + 1 < numbers.size() && numbers[j + 1] == numbers[j] + 1) ++j;
+    out << (i == 0 ? "" : ", ") << numbers[i];
+    if (j > i) out << '-' << numbers[j];
+    i = j + 1;
+  }
+  return out.str();
+}
+
+}  // namespace
+
+std::string describe_threads(const std::vector<std::unique_ptr<Block>>& blocks, const Block* only) {
+  std::ostringstream out;
+  size_t lines = 0;
+  for (const auto& block : blocks) {
+    if (only != nullptr && block.get() != only) continue;
+    std::map<std::string, std::vector<unsigned>> groups;
+    for (const Thread& thread : block->threads) groups[describe(thread)].push_back(thread.number);
+    for (const auto& [what, numbers] : groups) {
+      if (++lines > kMostLines) continue;
+      out << "  device " << block->grid->launch.device << " block (" << block->index.x << ','
+          << block->index.y << ',' << block->index.z << "): threads " << ranges(numbers) << ' '
+          << what << '\n';
+    }
+  }
+  if (lines > kMostLines) out << "  and " << lines - kMostLines << " more groups of threads\n";
+  return out.str();
+}
+
+}  // namespace pycoll::sim

@@ -1,0 +1,158 @@
+"""The SIMT executor of the GPU simulator: what it computes, orders, reports and counts.
+
+The programs are tests/sim/executor.cpp and its scenarios, built plain and under both sanitizers.
+Each scenario runs in a process of its own, because a report ends it.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import native_build
+
+BUILDS = ["", "thread", "address"]
+REPORTED = 86  # kFailureExitCode of csrc/sim/simt.h
+RACE, MEMORY = 66, 67
+OPTIONS = [
+    f"TSAN_OPTIONS=exitcode={RACE}",
+    f"ASAN_OPTIONS=exitcode={MEMORY} detect_leaks=1 detect_stack_use_after_return=1",
+    "UBSAN_OPTIONS=print_stacktrace=1",
+]
+SEEDS = [0, 1, 2]  # 0: round robin
+
+# What the report of each fault must say.
+FAULTS = {
+    "divergent_barriers": r"different __syncthreads.*(wait at __syncthreads at .*:\d+)",
+    "exit_before_barrier": r"exited while others .* wait at __syncthreads.*threads 3 have exited",
+    "lane_exits": r"lane.* exited.*threads 7 have exited",
+    "not_in_own_mask": r"a lane is not in the mask",
+    "lanes_that_are_not_there": r"mask names lanes that the last warp .* does not have",
+    "different_operations": r"a (shuffle|vote) at .*:\d+ and a (shuffle|vote) at .*:\d+",
+    "half_waits_at_barrier": r"deadlock: .*"
+    r"threads 0-15 wait at __syncthreads at .*fault_scenarios.cpp:\d+\n.*"
+    r"threads 16-31 wait for the lanes of mask 0xffffffff at .*fault_scenarios.cpp:\d+",
+    "flag_never_raised": r"deadlock: .*block \(1,0,0\): threads 0 spin at .*fault_scenarios.cpp:\d+"
+    r"\n.*threads 1-2 wait at __syncthreads",
+    "not_resident": r"deadlock: .*1 blocks wait for room on device 0 \(max_resident 2\)",
+    "nobody_outside": r"timeout: .*for somebody outside.*threads 0 spin at",
+    "misaligned_pack": r"thread 0 accesses 16 bytes at 0x\w+4, .*fault_scenarios.cpp:\d+",
+    "misaligned_flag": r"thread 0 accesses 8 bytes at 0x\w+4, .*fault_scenarios.cpp:\d+",
+    "invalid_launch": r"invalid launch: a block of \(1025,1,1\) threads",
+}
+
+# The first test of a build compiles it.
+pytestmark = pytest.mark.timeout(native_build.BUILD_DEADLINE_S + 300)
+
+
+@pytest.fixture(scope="module", params=BUILDS, ids=lambda build: build or "plain")
+def sanitizer(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def run(sanitizer):
+    """Runs `executor *arguments`; the result has what it printed and its exit code."""
+    reason = native_build.why_no_cuda_headers()
+    if not reason and sanitizer:
+        reason = native_build.why_no_sanitizer(sanitizer)
+    if reason:
+        pytest.skip(reason)
+    native_build.sync()
+    program = native_build.build(sanitizer, "executor", project="sim") / "executor"
+    return lambda *arguments: native_build.run(["env", *OPTIONS, program, *map(str, arguments)], 60)
+
+
+def scenarios(run, *kinds: str) -> list[str]:
+    listed = run("--list").stdout.split("\n")
+    names = [line.split()[0] for line in listed if line]
+    return [name for name in names if name.split("/")[0] in kinds]
+
+
+def check_clean(done) -> None:
+    assert done.returncode == 0, done.stdout[:6000]
+    assert re.fullmatch(r"ok \S+\n", done.stdout), done.stdout[:6000]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_kernels_compute_and_are_ordered(run, seed):
+    names = scenarios(run, "value", "order")
+    assert len(names) > 15
+    for name in names:
+        check_clean(run(name, seed))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_missing_order_is_a_race(run, sanitizer, seed):
+    """ThreadSanitizer reports each, and nothing else can: the results are right."""
+    names = scenarios(run, "race")
+    assert len(names) > 10
+    for name in names:
+        done = run(name, seed)
+        if sanitizer == "thread":
+            assert done.returncode == RACE, f"{name}: {done.stdout[:6000]}"
+            assert "data race" in done.stdout and "order_scenarios.cpp:" in done.stdout
+        elif name not in ("race/no_barrier", "race/shuffle", "race/blocks_in_turn"):
+            check_clean(done)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_faults_are_reported(run, seed):
+    names = scenarios(run, "fault")
+    assert {name.split("/")[1] for name in names} == set(FAULTS)
+    for name in names:
+        done = run(name, seed)
+        assert done.returncode == REPORTED, f"{name}: {done.stdout[:6000]}"
+        report = done.stdout
+        assert re.match(r"simt: ", report), report
+        assert re.search(FAULTS[name.split("/")[1]], report, re.DOTALL), report
+        assert ("round robin" if seed == 0 else f"random, seed {seed}") in report
+
+
+def test_writing_out_of_bounds_is_reported(run, sanitizer):
+    if sanitizer != "address":
+        pytest.skip("AddressSanitizer's to find")
+    names = scenarios(run, "bounds")
+    assert len(names) == 3
+    for name in names:
+        done = run(name)
+        assert done.returncode == MEMORY, f"{name}: {done.stdout[:6000]}"
+        assert "heap-buffer-overflow" in done.stdout
+        assert re.search(r"fault_scenarios.cpp:\d+", done.stdout), done.stdout
+
+
+@pytest.fixture(scope="module")
+def run_plain(run, sanitizer):
+    if sanitizer:
+        pytest.skip("kernels of these scenarios tell the host what they did, without order")
+    return run
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_schedules_occupancy_and_time_slices(run_plain, seed):
+    names = scenarios(run_plain, "schedule", "slice")
+    names = [name for name in names if name.split("/")[1] not in ("trace", "failure_handler")]
+    assert len(names) >= 7
+    for name in names:
+        check_clean(run_plain(name, seed))
+
+
+def test_a_schedule_is_a_function_of_its_seed(run_plain):
+    """In processes of their own: nothing depends on addresses or time."""
+
+    def trace(seed: int) -> str:
+        return run_plain("schedule/trace", seed).stdout.split("\n")[0]
+
+    assert trace(0).startswith("trace ")
+    traces = {seed: trace(seed) for seed in range(8)}
+    assert len(set(traces.values())) == len(traces)
+    for seed, before in traces.items():
+        assert trace(seed) == before
+
+
+def test_a_report_goes_to_the_handler(run_plain):
+    done = run_plain("schedule/failure_handler")
+    assert done.returncode == REPORTED
+    assert done.stdout.startswith("handler: simt: ")
+    assert done.stdout.count("simt: ") == 1
