@@ -381,7 +381,7 @@ std::string Engine::occupancy() const {
 void Engine::fail(const std::string& why, const Block* only) const {
   Quiet quiet;
   std::ostringstream out;
-  out << "simt: " << why << '\n' << describe_threads(blocks_, only) << "  schedule: ";
+  out << "simt: " << why << '\n' << describe_threads({blocks_, changes_}, only) << "  schedule: ";
   if (options_.policy == Policy::random) {
     out << "random, seed " << options_.seed << '\n';
   } else {

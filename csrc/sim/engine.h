@@ -92,7 +92,12 @@ struct Current {
 };
 Current current();
 
-// Groups of threads by what they wait for, with the place in the kernel's source.
-std::string describe_threads(const std::vector<std::unique_ptr<Block>>& blocks, const Block* only);
+// Groups of threads by what they wait for, with the place in the kernel's source. Those that have
+// spun since `changes` spin still, although one may just be on its way to look again.
+struct Waiting {
+  const std::vector<std::unique_ptr<Block>>& blocks;
+  uint64_t changes;
+};
+std::string describe_threads(const Waiting& waiting, const Block* only);
 
 }  // namespace pycoll::sim

@@ -8,7 +8,8 @@ namespace {
 
 constexpr size_t kMostLines = 40;
 
-std::string describe(const Thread& thread) {
+std::string describe(const Thread& thread, uint64_t changes) {
+  const bool spins = thread.spinning || thread.stuck_since == changes;
   std::ostringstream out;
   switch (thread.state) {
     case ThreadState::at_barrier:
@@ -20,10 +21,10 @@ std::string describe(const Thread& thread) {
     case ThreadState::exited:
       return "have exited";
     case ThreadState::ready:
-      out << (thread.spinning ? "spin" : "can run");
+      out << (spins ? "spin" : "can run");
   }
   if (thread.place.file != nullptr) {
-    const bool there = thread.state != ThreadState::ready || thread.spinning;
+    const bool there = thread.state != ThreadState::ready || spins;
     out << (there ? " at " : ", last waited at ") << thread.place.file << ':' << thread.place.line;
   }
   return out.str();
@@ -44,13 +45,15 @@ std::string ranges(const std::vector<unsigned>& numbers) {
 
 }  // namespace
 
-std::string describe_threads(const std::vector<std::unique_ptr<Block>>& blocks, const Block* only) {
+std::string describe_threads(const Waiting& waiting, const Block* only) {
   std::ostringstream out;
   size_t lines = 0;
-  for (const auto& block : blocks) {
+  for (const auto& block : waiting.blocks) {
     if (only != nullptr && block.get() != only) continue;
     std::map<std::string, std::vector<unsigned>> groups;
-    for (const Thread& thread : block->threads) groups[describe(thread)].push_back(thread.number);
+    for (const Thread& thread : block->threads) {
+      groups[describe(thread, waiting.changes)].push_back(thread.number);
+    }
     for (const auto& [what, numbers] : groups) {
       if (++lines > kMostLines) continue;
       out << "  device " << block->grid->launch.device << " block (" << block->index.x << ','

@@ -84,7 +84,9 @@ void overwritten(const Settings& settings) {
                                            store_release<Scope::system>(&flag, 2);
                                          }),
                                  grid_of(2, dim3(1), dim3(1), [&] {
-                                   while (load_acquire<Scope::system>(&flag) != 2) spin_pause();
+                                   // Relaxed: an acquire that reads the 1 would be enough.
+                                   while (load_relaxed<Scope::system>(&flag) != 2) spin_pause();
+                                   load_acquire<Scope::system>(&flag);
                                    out = data;
                                  })});
   check_equal(out, 42, "what came");

@@ -195,17 +195,20 @@ void sliced(const Settings& settings) {
   Pair pair;
   SharedByProcesses& shared = *pair.shared;
   pair.run(settings, [&](const Options& options, int number) {
-    uint32_t counter = 0;
     run_grids(options, {grid_of(0, dim3(2), dim3(4), [&] {
+                PYCOLL_SHARED(bool, more, 1);
                 const uint64_t began = timer_ns();
-                while (shared.turns < kTurns && timer_ns() - began < kPatienceNs) {
+                do {
                   ++shared.inside[number];
                   if (shared.inside[1 - number] != 0) ++shared.together;
                   if (shared.last.exchange(number) != number) ++shared.turns;
                   --shared.inside[number];
-                  fetch_add_relaxed<Scope::device>(&counter, 1);
-                  spin_pause();  // others run; the counter has changed, so nobody is stuck
-                }
+                  __syncthreads();
+                  if (threadIdx.x == 0) {
+                    more[0] = shared.turns < kTurns && timer_ns() - began < kPatienceNs;
+                  }
+                  __syncthreads();
+                } while (more[0]);
               })});
   });
   check_equal(shared.together.load(), 0, "both processes at once");
