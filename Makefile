@@ -22,8 +22,10 @@ PYTEST_ARGS ?=
 # Minor versions are pinned: a new release of a tool must not turn the gate red.
 # torch 2.11 and 2.12 refuse a setuptools from 82 on.
 BUILD_TOOLS := setuptools==81.* cmake==4.2.* ninja==1.13.* pybind11==3.1.*
+# For kernels on the CPU (cmake/cuda_headers.cmake); a toolkit of the machine is taken first.
+CUDA_HEADERS := nvidia-cuda-runtime==13.3.* nvidia-cuda-crt==13.3.* nvidia-cuda-cccl==13.3.*
 TEST_TOOLS := numpy pytest==9.2.* pytest-timeout==2.4.* hypothesis==6.168.* expecttest==0.3.* \
-              matplotlib==3.* tqdm==4.* ml_dtypes==0.*
+              matplotlib==3.* tqdm==4.* ml_dtypes==0.* $(CUDA_HEADERS)
 LINT_TOOLS := ruff==0.17.* mypy==2.4.* clang-format==14.0.6
 
 ifdef PYTHON

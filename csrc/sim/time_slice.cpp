@@ -21,7 +21,8 @@ struct Shared {
   // The last that looked for its turn in vain, and when. A stale one is a process that has died or
   // needs no turn any more.
   std::atomic<uint64_t> waited_ns;
-  std::atomic<int32_t> waiter;
+  std::atomic<uint64_t> waiter;
+  std::atomic<uint64_t> members;  // that there have been: each has a number
 };
 
 constexpr uint64_t kStaleNs = 20'000'000;
@@ -42,6 +43,7 @@ struct TimeSlice::State {
   UniqueFd file;
   Mapping mapping;
   uint64_t slice_ns = 0;
+  uint64_t number = 0;
   bool running = false;
   uint64_t began_ns = 0;
 
@@ -58,6 +60,7 @@ TimeSlice::TimeSlice(const std::string& path, double slice_s) : state_(new State
   if (base == MAP_FAILED) throw_errno("cannot map " + path);
   state_->mapping = Mapping(base, sizeof(Shared));
   state_->slice_ns = static_cast<uint64_t>(slice_s * 1e9);
+  state_->number = 1 + state_->shared().members.fetch_add(1, std::memory_order_relaxed);
 }
 
 TimeSlice::~TimeSlice() = default;
@@ -73,7 +76,7 @@ bool TimeSlice::try_begin() {
     state_->began_ns = now_ns();
     return true;
   }
-  state_->shared().waiter.store(::getpid(), std::memory_order_relaxed);
+  state_->shared().waiter.store(state_->number, std::memory_order_relaxed);
   state_->shared().waited_ns.store(now_ns(), std::memory_order_relaxed);
   return false;
 }
@@ -92,7 +95,7 @@ bool TimeSlice::over() const {
   if (!state_->running || now - state_->began_ns < state_->slice_ns) return false;
   const Shared& shared = state_->shared();
   const uint64_t waited = shared.waited_ns.load(std::memory_order_relaxed);
-  return shared.waiter.load(std::memory_order_relaxed) != ::getpid() && now < waited + kStaleNs;
+  return shared.waiter.load(std::memory_order_relaxed) != state_->number && now < waited + kStaleNs;
 }
 
 void TimeSlice::count_spin() {

@@ -13,7 +13,7 @@
 
 namespace pycoll::sim {
 
-// Serves one executor of a process: spins are counted across executors otherwise.
+// Serves one executor; another of the process is as much outside as another process.
 class TimeSlice {
  public:
   // Makes the file if it is not there. Throws std::system_error.

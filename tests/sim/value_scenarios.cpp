@@ -1,4 +1,5 @@
 // Kernels compute what CUDA says they do.
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -219,7 +220,7 @@ void same_format(const char* name) {
   };
   for (uint32_t i = 0; i <= std::numeric_limits<Bits>::max(); ++i) {
     const Cpu cpu{static_cast<Bits>(i)};
-    check(same(to_float(element::bits_as<Device>(cpu)), element::to_float32(cpu)),
+    check(same(to_float(std::bit_cast<Device>(cpu)), element::to_float32(cpu)),
           std::string(name) + " to float: " + std::to_string(i));
   }
   for (uint64_t i = 0; i < uint64_t{1} << 32; i += 9973) {  // a prime: all exponents, odd mantissas
@@ -278,8 +279,8 @@ __global__ void pass_token(uint32_t* mine, uint32_t* next, const int* from, int*
   }
 }
 
+template <int kRanks, int kThreads, int kRounds>
 struct Token {
-  static constexpr int kRanks = 3, kThreads = 8, kRounds = 25;
   uint32_t flags[kRanks] = {};
   int payload[kRanks][kThreads] = {};
 
@@ -291,21 +292,35 @@ struct Token {
   }
   void check_payload() const {
     for (int t = 0; t < kThreads; ++t) {
-      check_equal(payload[0][t], kRounds * (0 + 1 + 2 + kRanks * t), "payload");
+      check_equal(payload[0][t], kRounds * (kRanks * (kRanks - 1) / 2 + kRanks * t), "payload");
     }
   }
 };
 
 void ring(const Settings& settings) {
-  Token token;
+  Token<3, 8, 25> token;
   run_grids(settings.options(), {token.grid(0), token.grid(1), token.grid(2)});
   token.check_payload();
 }
 
+// As many threads as ThreadSanitizer is meant to take, several times over.
+void crowd(const Settings& settings) {
+  constexpr int kRanks = 7;
+  Options options = settings.options();
+  Executor executor(options);
+  for (int launch = 0; launch < 4; ++launch) {
+    Token<kRanks, 32, 10> token;
+    for (int rank = 0; rank < kRanks; ++rank) executor.launch(token.grid(rank));
+    executor.run();
+    token.check_payload();
+  }
+}
+
 void executors(const Settings& settings) {
-  Token token;
+  constexpr int kRanks = 3;
+  Token<kRanks, 8, 25> token;
   std::vector<std::thread> ranks;
-  for (int rank = 0; rank < Token::kRanks; ++rank) {
+  for (int rank = 0; rank < kRanks; ++rank) {
     ranks.emplace_back([&, rank] {
       Options options = settings.options();
       options.seed += static_cast<uint64_t>(rank);
@@ -331,6 +346,7 @@ std::vector<Scenario> value_scenarios() {
       {"value/formats", "every 16 and 8-bit float, and floats of all magnitudes", formats},
       {"value/chain", "kernels that are launched when others are done", chain},
       {"value/ring", "a token round three devices", ring},
+      {"value/crowd", "a token round seven devices of 32 threads, four times", crowd},
       {"value/executors", "the same with an OS thread and an executor for each", executors},
   };
 }
