@@ -7,6 +7,7 @@ Each scenario runs in a process of its own, because a report ends it.
 from __future__ import annotations
 
 import functools
+import platform
 import re
 
 import pytest
@@ -163,3 +164,28 @@ def test_a_report_goes_to_the_handler(executor):
     assert done.returncode == REPORTED
     assert done.stdout.startswith("handler: simt: ")
     assert done.stdout.count("simt: ") == 1
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_a_context_switch_keeps_what_a_call_keeps(tmp_path, machine):
+    """On the other machine by emulation: the program needs no library."""
+    reason = native_build.why_not("clang++")
+    runner = []
+    link = []
+    if machine != platform.machine():
+        emulator = native_build.find(f"qemu-{machine}")
+        linker = native_build.find("ld.lld") or native_build.find("ld.lld-14")
+        if not reason and not (emulator and linker):
+            reason = "needs an emulator and a linker (Debian: apt-get install qemu-user lld)"
+        runner = [emulator]
+        link = [f"--ld-path={linker}"]
+    if reason:
+        pytest.skip(reason)
+    program = tmp_path / "context_switch"
+    root = native_build.ROOT
+    command = ["clang++", f"--target={machine}-linux-gnu", "-std=c++20", "-O2", "-ffreestanding"]
+    command += ["-nostdlib", "-static", "-fno-stack-protector", "-I", root / "csrc", *link]
+    command += [root / "tests/sim/context_switch.cpp", root / "csrc/sim/context_switch.cpp"]
+    done = native_build.run([*command, "-o", program], 120)
+    assert done.returncode == 0, done.stdout
+    assert native_build.run([*runner, program], 60).returncode == 0
