@@ -25,7 +25,7 @@ bool borrowing[RANKS];
 bool revoked[RANKS];
 byte verdict[CALLS + 1];  /* of the first rank that has one, for each call */
 bool lent[RANKS];         /* the vector belongs to the call: its caller waits */
-bool aside[RANKS];        /* nobody else gets that memory */
+bool aside[RANKS];        /* what is written there reaches nobody */
 bool nonsense[RANKS];     /* this rank has read what a caller had back already */
 bool gone[RANKS];         /* the abort that a failed rank sends has come */
 

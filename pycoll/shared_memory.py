@@ -88,7 +88,8 @@ def share_(tensor: TensorT) -> TensorT:
     Raises InvalidArgumentError for what is no torch tensor, is not on the CPU, is sparse, nested or
     a wrapper around others, or whose memory is known outside of torch (`from_numpy`, `.numpy()`,
     `share_memory_()`, memory-mapped files). torch does not know of raw pointers and DLPack
-    capsules that were made before; they must not be used any more.
+    capsules that were made before; they must not be used any more. So must no operation be under
+    way on the tensor, as with all that gives a tensor other memory.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(tensor, torch.Tensor):
@@ -140,8 +141,10 @@ def shareable() -> Iterator[None]:
 def is_shareable(memory: torch.Tensor | npt.NDArray[Any]) -> bool:
     """Whether other ranks of this host can read and write all of a tensor or array in place.
 
-    False in a forked child for what its parent made: its memory is its own there. Memory of no
-    bytes is shareable. Raises InvalidArgumentError for what is neither a tensor nor an array.
+    False in a forked child for what its parent made: its memory is its own there. False, too, for
+    what a peer may still write after an operation failed: it was made this process's own, so that
+    it can be filled anew. Memory of no bytes is shareable. Raises InvalidArgumentError for what is
+    neither a tensor nor an array.
     """
     if isinstance(memory, np.ndarray):
         if memory.size == 0:

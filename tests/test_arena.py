@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import resource
 import subprocess
@@ -24,11 +25,15 @@ from hypothesis.stateful import (
     rule,
 )
 
+import pycoll
+from helpers_shareable import shareable
+from pool import run_ranks
 from pycoll import InvalidArgumentError, _core
 
 MIB = 1 << 20
 GRANULE = 2 * MIB
 GRANULES = 24
+PAGE = mmap.PAGESIZE
 SIZES = st.one_of(
     st.integers(1, 3 * MIB), st.sampled_from([0, GRANULE, GRANULE + 1, 33 * MIB, 100 * MIB])
 )
@@ -72,6 +77,7 @@ class ArenaMachine(RuleBasedStateMachine):
         self.freed: list[Block] = []  # of them, those that were quarantined when they were freed
         self.quarantined: dict[int, tuple[int, int]] = {}
         self.made = 0
+        self.peer = mmap.mmap(self.arena.fd, self.arena.bytes)
 
     @rule(target=blocks, size=SIZES)
     def allocate(self, size: int) -> Block | MultipleResults[Block]:
@@ -86,7 +92,13 @@ class ArenaMachine(RuleBasedStateMachine):
         assert not any(overlap(extent, range_) for range_ in self.quarantined.values())
         block = Block(address, size, self.made)
         self.live.append(block)
+        for place in block.places():
+            assert self.peer_sees(place) == block.mark
         return block
+
+    def peer_sees(self, address: int) -> int:
+        at = address - self.arena.base
+        return int.from_bytes(self.peer[at : at + 8], "little")
 
     @rule(block=consumes(blocks))
     def free(self, block: Block) -> None:
@@ -111,7 +123,21 @@ class ArenaMachine(RuleBasedStateMachine):
         assume(block.size > 0)
         ticket = self.arena.quarantine(block.begin - self.arena.base, block.size)
         self.quarantined[ticket] = (block.begin, block.begin + block.size)
+        assert self.arena.offset_of(block.begin, block.size) is None
+        # All of it, the page too that its last byte lies in.
+        self.peer_writes_pages(block.begin, block.begin + -(-block.size // PAGE) * PAGE)
         return ticket
+
+    @rule(ticket=tickets)
+    def peer_writes(self, ticket: int) -> None:
+        """Late: it must show in no block, be it live, freed or made anew."""
+        assume(ticket in self.quarantined)
+        begin, end = self.quarantined[ticket]
+        self.peer_writes_pages(-(-begin // PAGE) * PAGE, end // PAGE * PAGE)
+
+    def peer_writes_pages(self, begin: int, end: int) -> None:
+        for page in range(begin - self.arena.base, end - self.arena.base, PAGE):
+            self.peer[page : page + 8] = self.peer[page + PAGE - 8 : page + PAGE] = b"peerpeer"
 
     @rule(ticket=consumes(tickets))
     def release(self, ticket: int) -> None:
@@ -130,13 +156,20 @@ class ArenaMachine(RuleBasedStateMachine):
         assert stats["cached"] <= self.cache
 
     def teardown(self) -> None:
-        """Nothing is lost: with all freed and released the arena is one piece again."""
+        """Nothing is lost: with all freed and released the arena is one piece again, and shared."""
+        if not hasattr(self, "arena"):
+            return
         for block in self.live:
             self.arena.free(block.begin)
         for ticket in self.quarantined:
             self.arena.release(ticket)
         address = self.arena.allocate(self.arena.bytes)
         assert address == self.arena.base
+        for granule in range(GRANULES):
+            assert self.arena.offset_of(address + granule * GRANULE, GRANULE) is not None
+            poke(address + granule * GRANULE, granule + 1)
+            assert self.peer_sees(address + granule * GRANULE) == granule + 1
+        self.peer.close()
         self.arena.free(address)
         assert self.arena.statistics()["live"] == 0
 
@@ -211,8 +244,6 @@ def test_offsets():
 
 
 def test_a_second_mapping_of_the_file_sees_the_blocks():
-    import mmap
-
     arena = _core.Arena(16 * MIB)
     arena.allocate(MIB)
     block = arena.allocate(5 * MIB)
@@ -300,3 +331,21 @@ def test_the_process_arena_fits_into_the_limits():
     show = "print(a, c.allocate_shareable(5), c.process_arena_problem())"
     answer = limited(show, [(resource.RLIMIT_FSIZE, 10 * MIB)])
     assert answer.startswith("None None the limit on address space or on the size of files")
+
+
+def limited_rank(rank, world_size, directory):
+    resource.setrlimit(resource.RLIMIT_AS, (16 * GIB, 16 * GIB))
+    with pycoll.Communicator(pycoll.FileStore(f"{directory}/store"), rank, world_size) as group:
+        array = shareable(np.full(MIB, rank + 1, np.float32))
+        group.all_reduce(array)
+        assert (array == world_size * (world_size + 1) / 2).all()
+        # Refused while the arenas take more than half.
+        mmap.mmap(-1, 6 * GIB).close()
+        return group.statistics()["zero_copy_calls"]
+
+
+def test_peers_arenas_fit_into_the_limits():
+    """Without a limit each would take 64 GiB of address space: that of two ranks fits, no more."""
+    for world_size, direct in ((2, 1), (5, 0)):
+        results = run_ranks(world_size, limited_rank, timeout=40)
+        assert [result.value for result in results] == [direct] * world_size

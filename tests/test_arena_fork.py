@@ -50,6 +50,35 @@ def test_what_a_child_writes_its_parent_does_not_see():
     alone(child_writes)
 
 
+def child_of_quarantine():
+    """A range that a peer may still write is its owner's alone, and in a child that child's."""
+    arena = _core.process_arena()
+    before, tensor, behind = filled(1), filled(2), filled(3)
+    ticket = arena.quarantine(arena.offset_of(tensor.data_ptr(), 4 * MIB), 4 * MIB)
+    with open(f"/proc/self/fd/{arena.fd}", "r+b", 0) as late_peer:
+        os.pwrite(late_peer.fileno(), b"x" * 4 * MIB, tensor.data_ptr() - arena.base)
+
+    def sums():
+        return float(before.sum()), float(tensor.sum()), float(behind.sum())
+
+    def child():
+        found = sums()
+        for each in (before, tensor, behind):
+            each.fill_(7)
+        return (found, sums(), fork(sums))
+
+    wanted = (MIB, 2 * MIB, 3 * MIB)
+    status, text = fork(child)
+    assert (status, eval(text)) == (0, (wanted, (7 * MIB,) * 3, (0, str((7.0 * MIB,) * 3))))
+    assert sums() == wanted
+    arena.release(ticket)
+    assert sums() == wanted
+
+
+def test_a_child_of_a_process_with_quarantined_memory():
+    alone(child_of_quarantine)
+
+
 def child_allocates():
     tensor = filled(1)
     size = pycoll.shared_memory_stats()

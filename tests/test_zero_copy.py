@@ -7,8 +7,6 @@ import gc
 import os
 import signal
 import threading
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ import pytest
 import pycoll
 from helpers_shareable import shareable, shareable_empty
 from helpers_threads import ThreadGroups
-from pool import communicator_ranks, run_ranks, torch_ranks
+from pool import communicator_ranks, torch_ranks
 from pycoll import _core
 from pycoll._calls import Call
 from reference import REDUCTIONS, data
@@ -246,103 +244,6 @@ def pids_of(communicator):
 
 
 SIZE = 8 << 20  # elements: an all_reduce takes milliseconds
-
-
-def stop_in_the_middle(rank, world_size, directory):
-    """Rank 0 stops rank 1 amid zero-copy calls, times out, and uses its memory again.
-
-    Until it has been stopped where it matters: then this rank's memory is put aside.
-    """
-    done = f"{directory}/done"
-    for attempt in range(25):
-        if os.path.exists(done):
-            return True
-        store = pycoll.FileStore(f"{directory}/{attempt}")
-        with pycoll.Communicator(store, rank, world_size) as group:
-            pids = pids_of(group)
-            array = shareable_empty((SIZE,), np.float32)
-            array[...] = 1
-            group.all_reduce(array, "max")  # both are under way
-            if rank == 0:
-                stop = threading.Timer(0.02 + 0.007 * attempt, os.kill, (pids[1], signal.SIGSTOP))
-                stop.start()
-            with contextlib.suppress(pycoll.Error):
-                while True:
-                    group.all_reduce(array, "max", timeout=0.6)
-            if rank == 1:
-                with contextlib.suppress(pycoll.Error):
-                    group.abort("resumed")
-                while not os.path.exists(f"{directory}/judged{attempt}"):
-                    time.sleep(0.01)
-                continue
-            stop.join()
-            del array
-            gc.collect()
-            hit = _core.shareable_statistics()["quarantined"] > 0
-            if hit:
-                open(done, "w").close()
-            other = shareable_empty((SIZE,), np.uint32)
-            other[...] = 0x77777777
-            os.kill(pids[1], signal.SIGCONT)
-            time.sleep(0.3 if hit else 0)
-            assert (other == 0x77777777).all(), "the peer wrote into memory of another array"
-            del other
-            open(f"{directory}/judged{attempt}", "w").close()
-    return os.path.exists(done)
-
-
-def test_a_stopped_peer_does_not_write_into_new_arrays():
-    results = run_ranks(2, stop_in_the_middle, timeout=60)
-    # Or the peer was never stopped where it matters, and nothing was shown.
-    assert [result.value for result in results] == [True, True]
-
-
-def put_aside_for_a_stopped_peer(rank, world_size, directory, end):
-    """As above, but the group is the process's only one, and ends before the peer has gone on."""
-    for attempt in range(25):
-        judged = f"{directory}/judged{attempt}"
-        store = pycoll.FileStore(f"{directory}/{attempt}")
-        group = pycoll.Communicator(store, rank, world_size)
-        pids = pids_of(group)
-        array = shareable_empty((SIZE,), np.float32)
-        array[...] = 1
-        group.all_reduce(array, "max")
-        if rank == 0:
-            stop = threading.Timer(0.02 + 0.007 * attempt, os.kill, (pids[1], signal.SIGSTOP))
-            stop.start()
-        with contextlib.suppress(pycoll.Error):
-            while True:
-                group.all_reduce(array, "max", timeout=0.6)
-        if rank == 0:
-            stop.join()
-        del array
-        group.close()
-        del group
-        gc.collect()
-        if rank == 1:
-            while not os.path.exists(judged):
-                time.sleep(0.01)
-            if Path(judged).read_text() == "hit":
-                return None
-            continue
-        before = _core.shareable_statistics()["quarantined"]
-        os.kill(pids[1], end if before else signal.SIGCONT)
-        Path(judged).write_text("hit" if before else "missed")
-        if before:
-            deadline = time.monotonic() + 5
-            while _core.shareable_statistics()["quarantined"] and time.monotonic() < deadline:
-                time.sleep(0.01)
-            return before, _core.shareable_statistics()["quarantined"]
-    return None
-
-
-@pytest.mark.parametrize("end", [signal.SIGCONT, signal.SIGKILL])
-def test_what_is_put_aside_comes_back_though_the_group_has_ended(end):
-    results = run_ranks(2, put_aside_for_a_stopped_peer, end, timeout=60, check=False)
-    assert results[0].error is None, results[0].report()
-    before, after = results[0].value  # or the peer was never stopped where it matters
-    assert before >= 4 * SIZE
-    assert after == 0
 
 
 def die_in_the_middle(communicator):

@@ -1,4 +1,6 @@
 // The arena under threads: blocks that others free, ranges that are quarantined meanwhile.
+#include <sys/mman.h>
+
 #include <array>
 #include <atomic>
 #include <thread>
@@ -23,10 +25,18 @@ using Mailbox = std::array<std::atomic<uint64_t*>, 8>;
 void check_marks(const uint64_t* block) {
   const uint64_t bytes = block[1];
   check(block[0] == mix(bytes) && block[bytes / 8 - 1] == block[0],
-        "another thread has this block too");
+        "another thread has this block too, or a peer wrote there");
 }
 
-void churn(Arena& arena, Mailbox& mailbox, uint64_t seed) {
+// What a peer sees of the arena, in a mapping of its own.
+Mapping map_as_peer(const Arena& arena) {
+  void* const place =
+      ::mmap(nullptr, arena.bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, arena.fd(), 0);
+  check(place != MAP_FAILED, "no address space for a second mapping");
+  return {place, arena.bytes()};
+}
+
+void churn(Arena& arena, std::byte* peer, Mailbox& mailbox, uint64_t seed) {
   Rng random(seed);
   for (int step = 0; step < kSteps; ++step) {
     const uint64_t bytes = 64 + random.below(3 * Arena::kGranule) / 8 * 8;
@@ -46,7 +56,12 @@ void churn(Arena& arena, Mailbox& mailbox, uint64_t seed) {
     }
     // An operation that was given up: the caller frees, a peer writes, then it is over.
     const uint64_t freed_bytes = old[1];
-    const uint64_t ticket = arena.quarantine(*arena.offset_of(old, freed_bytes), freed_bytes);
+    const uint64_t offset = *arena.offset_of(old, freed_bytes);
+    const uint64_t ticket = arena.quarantine(offset, freed_bytes);
+    for (const uint64_t at : {uint64_t{0}, freed_bytes - 8}) {
+      *reinterpret_cast<uint64_t*>(peer + offset + at) = seed;
+    }
+    check_marks(old);
     arena.free(old);
     old[0] = seed;
     std::this_thread::yield();
@@ -59,14 +74,16 @@ void arena_churn(const Settings& settings) {
   uint64_t episode = 0;
   do {
     const auto arena = Arena::make(kArenaBytes, {4 * Arena::kGranule, episode % 2 == 0});
+    const Mapping peer = map_as_peer(*arena);
     Mailbox mailbox{};
     run_threads(kThreads, [&](int rank) {
-      churn(*arena, mailbox, mix(settings.seed * 1000 + episode * 10 + rank));
+      churn(*arena, peer.data(), mailbox, mix(settings.seed * 1000 + episode * 10 + rank));
     });
     for (auto& each : mailbox) arena->free(each.load());
     const Arena::Statistics end = arena->statistics();
     check(end.live == 0 && end.blocks == 0 && end.quarantined == 0, "a block was lost");
     check(arena->allocate(kArenaBytes) == arena->base(), "room was lost");
+    check(arena->offset_of(arena->base(), kArenaBytes) == 0, "memory is not shared again");
     ++episode;
   } while (!settings.until.passed());
 }

@@ -3,8 +3,10 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cerrno>
 #include <utility>
@@ -26,6 +28,11 @@ namespace {
 constexpr uint64_t kGranule = Arena::kGranule;
 constexpr size_t kSmallPage = 4096;
 
+// A page of the kernel; on some ARM machines 64 KiB.
+uint64_t page_bytes() {
+  return static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+}
+
 uint64_t round_up(uint64_t bytes, uint64_t unit) {
   return (bytes + unit - 1) / unit * unit;
 }
@@ -35,6 +42,18 @@ uint64_t round_up(uint64_t bytes, uint64_t unit) {
 uint64_t class_of(uint64_t bytes) {
   const uint64_t eighth = std::bit_floor(std::max<uint64_t>(bytes, 1)) / 8;
   return round_up(std::max<uint64_t>(bytes, 1), std::max(eighth, kGranule));
+}
+
+// Makes the process's own copy of each page of a private mapping now, not when it is first written.
+void copy_pages(std::byte* begin, uint64_t bytes) {
+  if (::madvise(begin, bytes, MADV_POPULATE_WRITE) == 0 || errno != EINVAL) return;
+  // Linux before 5.14: writes to each page what it holds, whatever other threads do there.
+  for (uint64_t at = 0; at < bytes; at += kSmallPage) {
+    const std::atomic_ref<uint64_t> word(*reinterpret_cast<uint64_t*>(begin + at));
+    uint64_t held = word.load(std::memory_order_relaxed);
+    while (!word.compare_exchange_weak(held, held, std::memory_order_relaxed)) {
+    }
+  }
 }
 
 // Maps the file at a multiple of kGranule, without which it cannot have large pages.
@@ -91,11 +110,11 @@ void* Arena::allocate(size_t bytes) {
   std::optional<Taken> taken;
   // More than there is has no class: rounding it up might overflow.
   const uint64_t wanted = bytes <= this->bytes() ? std::min(class_of(bytes), this->bytes()) : 0;
-  if (wanted != 0) taken = take(wanted);
+  if (wanted != 0) taken = take(wanted, bytes);
   if (wanted != 0 && !taken) {
     // The room may be there, in cached blocks of other sizes.
     trim(0);
-    taken = take(wanted);
+    taken = take(wanted, bytes);
   }
   if (!taken) {
     const std::lock_guard lock(mutex_);
@@ -110,17 +129,22 @@ void Arena::free(void* block) noexcept {
   if (is_foreign() || !owns(block)) return;
   const uint64_t offset = static_cast<std::byte*>(block) - base();
   try {
+    Block freed;
+    bool reusable;
     {
       const std::lock_guard lock(mutex_);
       const auto found = live_.find(offset);
       if (found == live_.end()) return;
-      const Block freed{offset, found->second};
-      const bool held = is_quarantined(freed);
-      (held ? held_ : cached_).push_back(freed);
-      (held ? held_bytes_ : cached_bytes_) += freed.bytes;
+      freed = {offset, found->second.bytes};
+      reusable = !is_quarantined(freed) && !has_private(freed);
+      if (reusable) {
+        cached_.push_back(freed);
+        cached_bytes_ += freed.bytes;
+      }
       counts_.live -= freed.bytes;
       live_.erase(found);
     }
+    if (!reusable) return give_back(freed);
     trim(options_.cache_bytes);
   } catch (const std::bad_alloc&) {
     // No memory to write down that there is memory: the block is lost, and nothing else.
@@ -131,6 +155,11 @@ std::optional<uint64_t> Arena::offset_of(const void* p, size_t length) const noe
   if (is_foreign() || !owns(p)) return std::nullopt;
   const uint64_t offset = static_cast<const std::byte*>(p) - base();
   if (length > bytes() - offset) return std::nullopt;
+  // Relaxed: whoever may use a block that was quarantined has heard of it.
+  if (any_private_.load(std::memory_order_relaxed)) {
+    const std::lock_guard lock(mutex_);
+    if (has_private({offset, length})) return std::nullopt;
+  }
   return offset;
 }
 
@@ -154,6 +183,8 @@ uint64_t Arena::quarantine(uint64_t offset, uint64_t length) {
   }
   std::erase_if(cached_, touched);
   hold_space_in(range);
+  // With the lock: until all is copied nobody may count on it, nor fork.
+  make_private(whole_pages(range));
   return last_ticket_;
 }
 
@@ -203,24 +234,33 @@ void Arena::after_fork_child() noexcept {
   // Relaxed: the child has one thread, this one.
   foreign_.store(true, std::memory_order_relaxed);
   const uint64_t used = high_water_.load(std::memory_order_relaxed);
-  const void* mine = base();
-  if (used != 0) {
-    mine = ::mmap(base(), used, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED,
-                  fd_.get(), 0);
+  uint64_t begin = 0;
+  const auto make_mine = [&](uint64_t end) {
+    if (begin >= end) return;
+    void* const mine =
+        ::mmap(base() + begin, end - begin, PROT_READ | PROT_WRITE,
+               MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED, fd_.get(), static_cast<off_t>(begin));
+    // Rather a child that faults than one that writes into its parent's tensors.
+    if (mine == MAP_FAILED) ::mprotect(base() + begin, end - begin, PROT_READ);
+  };
+  // What is private already is not in the file.
+  for (const auto& [offset, end] : private_) {
+    make_mine(std::min(offset, used));
+    begin = end;
   }
-  // Rather a child that faults than one that writes into its parent's tensors.
-  if (mine == MAP_FAILED) ::mprotect(base(), used, PROT_READ);
-  if (used < bytes()) ::mprotect(base() + used, bytes() - used, PROT_NONE);
+  make_mine(used);
+  const uint64_t unused = std::max(used, begin);
+  if (unused < bytes()) ::mprotect(base() + unused, bytes() - unused, PROT_NONE);
   fd_.reset();
 }
 
-std::optional<Arena::Taken> Arena::take(uint64_t bytes) {
+std::optional<Arena::Taken> Arena::take(uint64_t bytes, uint64_t wanted) {
   const std::lock_guard lock(mutex_);
   std::optional<Block> block = take_cached(bytes);
   const bool fresh = !block;
   if (fresh) block = take_space(bytes);
   if (!block) return std::nullopt;
-  live_.emplace(block->offset, block->bytes);
+  live_.emplace(block->offset, Live{block->bytes, wanted});
   counts_.live += block->bytes;
   counts_.peak = std::max(counts_.peak, counts_.live);
   ++counts_.allocations;
@@ -306,6 +346,85 @@ bool Arena::is_quarantined(const Block& block) const {
   });
 }
 
+// ---- Pages that are this process's own ----
+
+// Of a range whose ends lie in pages with other memory of the same block, without those.
+Arena::Block Arena::whole_pages(Block range) const {
+  const uint64_t page = page_bytes();
+  const uint64_t begin = round_up(range.offset, page);
+  // What lies behind the bytes that were asked for is nobody's.
+  const bool to_the_last = range.end() >= wanted_end(range.end() - 1);
+  const uint64_t end = to_the_last ? round_up(range.end(), page) : range.end() / page * page;
+  return {begin, end > begin ? end - begin : 0};
+}
+
+// The end of what was asked for of the live block around `offset`; 0 when there is none.
+uint64_t Arena::wanted_end(uint64_t offset) const {
+  for (uint64_t at = offset / kGranule * kGranule;; at -= kGranule) {
+    if (const auto found = live_.find(at); found != live_.end()) {
+      const uint64_t end = at + found->second.bytes;
+      return offset < end ? at + found->second.wanted : 0;
+    }
+    if (at == 0) return 0;
+  }
+}
+
+bool Arena::has_private(const Block& block) const {
+  // Disjoint, so sorted by their ends too: of those that begin before the block's end the last.
+  auto after = private_.lower_bound(block.end());
+  return after != private_.begin() && std::prev(after)->second > block.offset;
+}
+
+// Each page is replaced by a copy of itself, which the kernel makes when it is first written: so
+// nothing that other threads write there meanwhile is lost.
+void Arena::make_private(Block range) {
+  uint64_t begin = range.offset;
+  while (begin < range.end()) {
+    // A part that is private already must not be mapped anew: its pages would be lost.
+    auto next = private_.upper_bound(begin);
+    if (next != private_.begin() && std::prev(next)->second > begin) {
+      begin = std::prev(next)->second;
+      continue;
+    }
+    const uint64_t end = next == private_.end() ? range.end() : std::min(range.end(), next->first);
+    std::byte* const place = base() + begin;
+    private_.emplace(begin, end);
+    any_private_.store(true, std::memory_order_relaxed);
+    // Where the kernel refuses, the peer's last portion may show: the memory is kept aside still.
+    if (::mmap(place, end - begin, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED,
+               fd_.get(), static_cast<off_t>(begin)) != MAP_FAILED) {
+      ::madvise(place, end - begin, MADV_DONTDUMP);
+      copy_pages(place, end - begin);
+    }
+    begin = end;
+  }
+}
+
+// Maps the file again. False when the kernel refuses: nobody may be given that block.
+bool Arena::make_shared(const Block& block) {
+  if (!has_private(block)) return true;
+  if (::mmap(base() + block.offset, block.bytes, PROT_READ | PROT_WRITE,
+             MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd_.get(),
+             static_cast<off_t>(block.offset)) == MAP_FAILED) {
+    return false;
+  }
+  ::madvise(base() + block.offset, block.bytes, MADV_DONTDUMP);
+  if (options_.large_pages) ::madvise(base() + block.offset, block.bytes, MADV_HUGEPAGE);
+  // A quarantined range may go beyond the block.
+  auto each = private_.lower_bound(block.offset);
+  if (each != private_.begin() && std::prev(each)->second > block.offset) --each;
+  while (each != private_.end() && each->first < block.end()) {
+    const auto [offset, end] = *each;
+    each = private_.erase(each);
+    if (offset < block.offset) private_.emplace(offset, block.offset);
+    if (end > block.end()) each = private_.emplace(block.end(), end).first;
+  }
+  any_private_.store(!private_.empty(), std::memory_order_relaxed);
+  return true;
+}
+
+// ---- What asks the kernel ----
+
 void Arena::trim(uint64_t cache_bytes) {
   for (;;) {
     std::optional<Block> oldest;
@@ -319,15 +438,22 @@ void Arena::trim(uint64_t cache_bytes) {
 }
 
 void Arena::give_back(Block block) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (hold_if_quarantined(block) || !make_shared(block)) return;
+  }
   punch(block);
   const std::lock_guard lock(mutex_);
-  // Somebody may have quarantined it in between; its release comes here again.
-  if (is_quarantined(block)) {
-    held_.push_back(block);
-    held_bytes_ += block.bytes;
-  } else {
-    add_space(block);
-  }
+  // Somebody may have quarantined it in between.
+  if (!hold_if_quarantined(block)) add_space(block);
+}
+
+// Its release comes to give_back() again.
+bool Arena::hold_if_quarantined(const Block& block) {
+  if (!is_quarantined(block)) return false;
+  held_.push_back(block);
+  held_bytes_ += block.bytes;
+  return true;
 }
 
 // Large pages for the part of a fresh block that is asked for: each costs its owner less than 512

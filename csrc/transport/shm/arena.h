@@ -72,12 +72,17 @@ class Arena {
   bool owns(const void* p) const noexcept {
     return reinterpret_cast<uintptr_t>(p) - reinterpret_cast<uintptr_t>(base()) < bytes();
   }
-  // Where [p, p + bytes) lies for a peer; nothing unless all of it is inside and this process made
-  // the arena: a forked child's pages are its own.
+  // Where [p, p + bytes) lies for a peer; nothing unless all of it is inside, none of it has been
+  // made this process's own (quarantine), and this process made the arena: a forked child's pages
+  // are its own.
   std::optional<uint64_t> offset_of(const void* p, size_t bytes) const noexcept;
 
   // From here on no block that touches [offset, offset + bytes) is reused or gives its memory back,
   // whoever frees it, until release(): a peer may write there after an operation was given up.
+  // Nor do its writes reach a block that lives on, whose owner may have filled it anew: the whole
+  // pages of the range become this process's own, with what they hold, until the block is freed. A
+  // page that the range shares with other memory of its block stays as it is: a peer may be about
+  // to write its part of that, in another operation.
   // Throws Error(invalid_argument) when the range is not inside. In a forked child both do nothing.
   uint64_t quarantine(uint64_t offset, uint64_t bytes);
   void release(uint64_t ticket) noexcept;
@@ -94,9 +99,13 @@ class Arena {
 
  private:
   struct Block {
-    uint64_t offset;
-    uint64_t bytes;
+    uint64_t offset = 0;
+    uint64_t bytes = 0;
     uint64_t end() const { return offset + bytes; }
+  };
+  struct Live {
+    uint64_t bytes;
+    uint64_t wanted;  // of them
   };
   struct Taken {
     Block block;
@@ -115,9 +124,15 @@ class Arena {
   void add_space(Block block);
   void hold_space_in(Block range);
   bool is_quarantined(const Block& block) const;
+  bool hold_if_quarantined(const Block& block);
+  Block whole_pages(Block range) const;
+  uint64_t wanted_end(uint64_t offset) const;
+  void make_private(Block range);
+  bool has_private(const Block& block) const;
+  bool make_shared(const Block& block);
 
   // Without it; what asks the kernel takes milliseconds:
-  std::optional<Taken> take(uint64_t bytes);
+  std::optional<Taken> take(uint64_t bytes, uint64_t wanted);
   void trim(uint64_t cache_bytes);
   void give_back(Block block);
   void make_large(const Block& block, uint64_t wanted);
@@ -132,10 +147,12 @@ class Arena {
 
   mutable std::mutex mutex_;
   std::map<uint64_t, uint64_t> space_;           // offset -> bytes: free, no memory, coalesced
-  std::unordered_map<uint64_t, uint64_t> live_;  // offset -> bytes
+  std::unordered_map<uint64_t, Live> live_;      // by offset
   std::vector<Block> cached_;                    // oldest first
   std::vector<Block> held_;                      // freed, and quarantined
   std::unordered_map<uint64_t, Block> tickets_;  // quarantined ranges
+  std::map<uint64_t, uint64_t> private_;         // offset -> end: mapped privately; disjoint
+  std::atomic<bool> any_private_{false};         // there is one: most often none, and no lock then
   uint64_t last_ticket_ = 0;
   uint64_t cached_bytes_ = 0;
   uint64_t held_bytes_ = 0;
@@ -159,5 +176,8 @@ std::shared_ptr<Arena> process_arena();
 Arena* existing_process_arena() noexcept;
 // Why process_arena() is nullptr; empty while it is not.
 std::string process_arena_problem();
+// How much of the address space that this process may use (ulimit -v) its own arena takes at most,
+// and the peers' together: so half is left for all else. UINT64_MAX where there is no limit.
+uint64_t address_space_share() noexcept;
 
 }  // namespace pycoll::shm

@@ -79,9 +79,9 @@ std::string ShmConnector::why_not(const std::string& description, const std::str
 std::unique_ptr<Transport> ShmConnector::connect(const ConnectRequest& request) {
   const size_t bytes = Layout(request.world_size, request.geometry).bytes();
   std::vector<SharedMapping> segments(static_cast<size_t>(request.world_size));
-  ShmLeases::Parts leases{process_arena(), {}};
+  ShmLeases::Parts leases{process_arena(), {}, process_quarantine()};
   leases.peers.resize(segments.size());
-  process_quarantine().sweep();
+  leases.quarantine.sweep();
   UniqueFd segment = create_segment(bytes);
   SharedMapping& mine = segments[static_cast<size_t>(request.rank)];
   mine = mapper_->map(segment, bytes);

@@ -68,7 +68,7 @@ void Endpoints::after_fork_child() {
   for (auto& [token, endpoint] : endpoints_) {
     // close() alone: shutdown() would end the parent's connection.
     endpoint->socket.reset();
-    endpoint->pidfd.reset();
+    if (endpoint->pidfd) endpoint->pidfd->reset();
   }
   mutex_.unlock();
 }
@@ -304,9 +304,10 @@ void Endpoints::take_goodbye(Endpoint& endpoint, const Packet& packet) {
 // ---- The table ----
 
 void Endpoints::watch_process(Endpoint& endpoint) {
-  endpoint.pidfd = process_behind(endpoint.socket.get());
-  if (!endpoint.pidfd) return;
-  watch(endpoint.pidfd.get(), socket_entry(endpoint) + 1, EPOLLIN, EPOLL_CTL_ADD);
+  UniqueFd process = process_behind(endpoint.socket.get());
+  if (!process) return;
+  endpoint.pidfd = std::make_shared<UniqueFd>(std::move(process));
+  watch(endpoint.pidfd->get(), socket_entry(endpoint) + 1, EPOLLIN, EPOLL_CTL_ADD);
 }
 
 void Endpoints::report_starvation(const std::string& text) {
@@ -343,7 +344,7 @@ void Endpoints::erase(Endpoint& endpoint) {
   // A child that was forked behind our back may still hold copies: without these calls epoll would
   // go on reporting them, and the peer would see no end.
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, endpoint.socket.get(), nullptr);
-  if (endpoint.pidfd) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, endpoint.pidfd.get(), nullptr);
+  if (endpoint.pidfd) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, endpoint.pidfd->get(), nullptr);
   ::shutdown(endpoint.socket.get(), SHUT_RDWR);
   std::erase(strangers_, endpoint.token);
   if (const auto known = dialled_.find(endpoint.peer);

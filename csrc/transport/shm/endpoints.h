@@ -41,7 +41,9 @@ struct Address {
 struct Endpoint {
   uint64_t token = 0;
   UniqueFd socket;
-  UniqueFd pidfd;    // without one the peer's death is seen as the end of the socket
+  // Of the peer; shared with its groups, which may ask when the connection has ended. Without one,
+  // nullptr, a death is seen as the end of the socket.
+  std::shared_ptr<UniqueFd> pidfd;
   std::string peer;  // id of its process; empty until it has shown the key
   Deadline show_key_by = Deadline::after(kNoLimit);
 

@@ -1,5 +1,6 @@
 #include "transport/shm/packet.h"
 
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -179,6 +180,11 @@ UniqueFd process_behind(int socket) {
   if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) return UniqueFd();
   if (credentials.pid <= 0 || credentials.pid == ::getpid()) return UniqueFd();
   return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, credentials.pid, 0)));
+}
+
+bool has_exited(const UniqueFd& process) {
+  pollfd asked{process.get(), POLLIN, 0};
+  return ::poll(&asked, 1, 0) == 1 && (asked.revents & POLLIN) != 0;
 }
 
 }  // namespace pycoll::shm

@@ -62,5 +62,7 @@ UniqueFd dial(const std::string& name);
 // A pidfd of the process at the other end; empty where there is none (an old kernel, another pid
 // namespace, a seccomp filter, this process itself).
 UniqueFd process_behind(int socket);
+// By its pidfd: all its threads have ended. False when that cannot be told.
+bool has_exited(const UniqueFd& process);
 
 }  // namespace pycoll::shm

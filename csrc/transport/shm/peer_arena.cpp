@@ -1,13 +1,13 @@
 #include "transport/shm/peer_arena.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
 #include <algorithm>
 
 #include "transport/shm/layout.h"
+#include "transport/shm/packet.h"
 
 namespace pycoll::shm {
 
@@ -27,6 +27,12 @@ std::shared_ptr<const PeerArena> ArenaMapper::map(const UniqueFd& fd,
   auto& known = known_[FileId(status.st_dev, status.st_ino)];
   if (auto existing = known.lock()) return existing;
   const auto bytes = static_cast<size_t>(status.st_size);
+  const uint64_t share = address_space_share();
+  uint64_t taken = 0;
+  for (const auto& [id, each] : known_) {
+    if (const auto mapped = each.lock()) taken += mapped->bytes();
+  }
+  if (taken > share || bytes > share - taken) return nullptr;
   void* base =
       ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
   if (base == MAP_FAILED) return nullptr;
@@ -36,6 +42,13 @@ std::shared_ptr<const PeerArena> ArenaMapper::map(const UniqueFd& fd,
   auto mapped = std::make_shared<const PeerArena>(Mapping(base, bytes));
   known = mapped;
   return mapped;
+}
+
+bool Borrower::is_out() const {
+  const auto& control = *reinterpret_cast<const ControlBlock*>(segment->data());
+  // Acquire: what it wrote comes before whatever the next owner of the memory does.
+  if (control.borrowing.load(std::memory_order_acquire) == 0) return true;
+  return process != nullptr && has_exited(*process);
 }
 
 void Quarantine::add(std::shared_ptr<Arena> arena, std::vector<uint64_t> tickets,
@@ -57,22 +70,9 @@ void Quarantine::sweep() {
   sweep_held();
 }
 
-void Quarantine::after_fork_child() {
-  // At once, before the child maps or opens anything where these were.
-  entries_.clear();
-  mutex_.unlock();
-}
-
 void Quarantine::sweep_held() {
-  const auto is_out = [](const Borrower& borrower) {
-    const auto& control = *reinterpret_cast<const ControlBlock*>(borrower.segment->data());
-    // Acquire: what it wrote comes before whatever the next owner of the memory does.
-    if (control.borrowing.load(std::memory_order_acquire) == 0) return true;
-    pollfd process{borrower.process.get(), POLLIN, 0};
-    return borrower.process && ::poll(&process, 1, 0) == 1;
-  };
-  std::erase_if(entries_, [&](Entry& entry) {
-    std::erase_if(entry.borrowers, is_out);
+  std::erase_if(entries_, [](Entry& entry) {
+    std::erase_if(entry.borrowers, [](const Borrower& each) { return each.is_out(); });
     if (!entry.borrowers.empty()) return false;
     for (const uint64_t ticket : entry.tickets) entry.arena->release(ticket);
     return true;

@@ -24,6 +24,7 @@ class PeerArena {
   explicit PeerArena(std::shared_ptr<Arena> own)
       : own_(std::move(own)), base_(own_->base()), bytes_(own_->bytes()) {}
 
+  uint64_t bytes() const { return bytes_; }
   // nullptr when the range is not all inside.
   std::byte* at(uint64_t offset, uint64_t bytes) const {
     return offset > bytes_ || bytes > bytes_ - offset ? nullptr : base_ + offset;
@@ -39,7 +40,8 @@ class PeerArena {
 class ArenaMapper {
  public:
   // `own`: this process's arena, or nullptr. The answer is nullptr where the file cannot be mapped,
-  // or may shrink under our hands: whatever lies there is staged then.
+  // would take address space that the rest of the program may need (ulimit -v), or may shrink under
+  // our hands: whatever lies there is staged then.
   std::shared_ptr<const PeerArena> map(const UniqueFd& fd, const std::shared_ptr<Arena>& own);
 
  private:
@@ -49,16 +51,20 @@ class ArenaMapper {
   std::map<FileId, std::weak_ptr<const PeerArena>> known_;
 };
 
+// A peer that works on this process's memory.
+struct Borrower {
+  SharedMapping segment;                    // where it says whether it is out
+  std::shared_ptr<const UniqueFd> process;  // a pidfd; nullptr where there are none
+
+  // It writes no more. Without a pidfd a process that has died is not known by this.
+  bool is_out() const;
+};
+
 // Ranges of this process's arena that a peer may still write, though their operation has ended: one
 // that has been stopped in the middle, say. They go back when that peer has said that it is out, or
-// has died. Groups may be gone by then: there is one Quarantine a process, like the arena.
+// its process has ended, however many groups and connectors have come and gone since.
 class Quarantine {
  public:
-  struct Borrower {
-    SharedMapping segment;  // where it says that it is out
-    UniqueFd process;       // a pidfd; without one, only forget() tells of its death
-  };
-
   void add(std::shared_ptr<Arena> arena, std::vector<uint64_t> tickets,
            std::vector<Borrower> borrowers);
   // The owner of that segment has died: it writes no more.
@@ -66,10 +72,13 @@ class Quarantine {
   // Gives back what can be.
   void sweep();
 
-  // Around fork(2): nothing is put aside in the child, which has memory of its own.
+  // Around fork(), as Arena's: taken before an arena's. The child's memory is its own.
   void before_fork() { mutex_.lock(); }
   void after_fork_parent() { mutex_.unlock(); }
-  void after_fork_child();
+  void after_fork_child() {
+    entries_.clear();
+    mutex_.unlock();
+  }
 
  private:
   struct Entry {
@@ -84,7 +93,7 @@ class Quarantine {
   std::vector<Entry> entries_;
 };
 
-// For ranges of the process's arena (process_arena()); never destroyed either.
-Quarantine& process_quarantine();
+// That of the process's arena, as lasting as that is.
+Quarantine& process_quarantine() noexcept;
 
 }  // namespace pycoll::shm

@@ -1,7 +1,5 @@
 #include "transport/shm/port.h"
 
-#include <fcntl.h>
-
 #include "core/error.h"
 
 namespace pycoll::shm {
@@ -103,6 +101,7 @@ void Port::advance(int peer) {
 
 void Port::use(Line& line, Endpoint& endpoint) {
   line.endpoint = &endpoint;
+  if (endpoint.pidfd) line.process = endpoint.pidfd;
   endpoint.groups[key_] = this;
 }
 
@@ -218,13 +217,6 @@ void Port::set_abort(const std::string& reason) {
 void Port::on_news(std::function<void()> callback) {
   const Endpoints::Lock lock(endpoints_->mutex_);
   on_news_ = std::move(callback);
-}
-
-UniqueFd Port::process_of(int peer) const {
-  const Endpoints::Lock lock(endpoints_->mutex_);
-  const Endpoint* endpoint = lines_[static_cast<size_t>(peer)].endpoint;
-  if (endpoint == nullptr || !endpoint->pidfd) return {};
-  return UniqueFd(::fcntl(endpoint->pidfd.get(), F_DUPFD_CLOEXEC, 0));
 }
 
 std::optional<std::string> Port::peer_abort() {

@@ -37,8 +37,11 @@ class Port {
     // the peer's segment, everything the peer published before.
     return lines_[static_cast<size_t>(peer)].state.load(std::memory_order_acquire);
   }
-  // A pidfd of its own for that peer's process; none where there are no pidfds, or once it is gone.
-  UniqueFd process_of(int peer) const;
+  // A pidfd of the peer's process, which outlives the connection; nullptr where there is none. Once
+  // open() has returned.
+  std::shared_ptr<const UniqueFd> process(int peer) const {
+    return lines_[static_cast<size_t>(peer)].process;
+  }
   std::optional<std::string> peer_abort();
   void send_abort(const std::string& reason);
   void leave();
@@ -59,6 +62,7 @@ class Port {
   struct Line {
     Address address;
     Endpoint* endpoint = nullptr;
+    std::shared_ptr<const UniqueFd> process;
     bool reused = false;    // it was there before: the peer may have dropped it
     int attempts = 0;       // connections of its own that ended before an answer
     bool sent = false;      // our open

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "transport/shm/arena.h"
 #include "transport/shm/peer_arena.h"
 
 namespace pycoll::shm {
@@ -13,11 +14,10 @@ namespace {
 constexpr uint64_t kMostBytes = uint64_t{64} << 30;
 constexpr uint64_t kLeastBytes = uint64_t{64} << 20;
 
-// A limit that the process has is shared with all else in it.
-uint64_t within_limit(uint64_t bytes, int resource, uint64_t share) {
+uint64_t limit_of(int resource) noexcept {
   rlimit limit{};
-  if (::getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return bytes;
-  return std::min<uint64_t>(bytes, limit.rlim_cur / share);
+  if (::getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return UINT64_MAX;
+  return limit.rlim_cur;
 }
 
 class ProcessArena {
@@ -30,13 +30,14 @@ class ProcessArena {
     return arena_;
   }
 
-  Quarantine& quarantine() { return quarantine_; }
   Arena* existing() const noexcept { return made_.load(std::memory_order_acquire); }
 
   std::string problem() {
     const std::lock_guard lock(mutex_);
     return problem_;
   }
+
+  Quarantine& quarantine() noexcept { return quarantine_; }
 
   // mutex_ is held across a fork, so there either is an arena that knows of it or none at all.
   void before_fork() {
@@ -60,9 +61,8 @@ class ProcessArena {
 
  private:
   void make() {
-    uint64_t bytes = within_limit(kMostBytes, RLIMIT_AS, 4);
     // Beyond RLIMIT_FSIZE the kernel would end the process with a signal.
-    bytes = within_limit(bytes, RLIMIT_FSIZE, 1);
+    uint64_t bytes = std::min({kMostBytes, address_space_share(), limit_of(RLIMIT_FSIZE)});
     for (; bytes >= kLeastBytes; bytes /= 2) {
       try {
         arena_ = Arena::make(bytes);
@@ -81,8 +81,8 @@ class ProcessArena {
   std::atomic<Arena*> made_{nullptr};
   std::mutex mutex_;
   std::shared_ptr<Arena> arena_;
-  Quarantine quarantine_;
   std::string problem_;
+  Quarantine quarantine_;
   bool is_child_ = false;  // of the process that made the arena
 };
 
@@ -98,6 +98,11 @@ const bool hears_of_forks =
 
 }  // namespace
 
+uint64_t address_space_share() noexcept {
+  const uint64_t limit = limit_of(RLIMIT_AS);
+  return limit == UINT64_MAX ? limit : limit / 4;
+}
+
 std::shared_ptr<Arena> process_arena() {
   return hears_of_forks ? process->get() : nullptr;
 }
@@ -106,7 +111,7 @@ Arena* existing_process_arena() noexcept {
   return process->existing();
 }
 
-Quarantine& process_quarantine() {
+Quarantine& process_quarantine() noexcept {
   return process->quarantine();
 }
 

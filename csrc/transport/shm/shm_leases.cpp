@@ -4,6 +4,7 @@
 
 #include "core/clock.h"
 #include "transport/shm/doorbell.h"
+#include "transport/shm/packet.h"
 
 namespace pycoll::shm {
 namespace {
@@ -23,16 +24,24 @@ ShmLeases::ShmLeases(int rank, std::vector<SharedMapping> segments, Parts parts,
       usable_(parts_.own != nullptr) {
   for (size_t peer = 0; peer < segments_.size(); ++peer) {
     usable_ = usable_ && (peer == rank_ || parts_.peers[peer] != nullptr);
+    borrowers_.push_back({segments_[peer], port_.process(static_cast<int>(peer))});
   }
 }
 
-// The group ends here, and with it the news of who died, where there are no pidfds.
+// The group ends here, and with it the news of who died.
 ShmLeases::~ShmLeases() {
   for (size_t peer = 0; peer < segments_.size(); ++peer) {
-    if (peer == rank_ || port_.state(static_cast<int>(peer)) != PeerState::died) continue;
-    process_quarantine().forget(segments_[peer]);
+    if (peer != rank_ && is_dead(peer)) parts_.quarantine.forget(segments_[peer]);
   }
-  process_quarantine().sweep();
+  parts_.quarantine.sweep();
+}
+
+// Where a pidfd tells, the end of the connection does not: a process that closes all descriptors
+// (to become a daemon, say) goes on writing.
+bool ShmLeases::is_dead(size_t peer) const {
+  const auto& process = borrowers_[peer].process;
+  if (process != nullptr) return has_exited(*process);
+  return port_.state(static_cast<int>(peer)) == PeerState::died;
 }
 
 std::optional<uint64_t> ShmLeases::offset_of(const std::byte* data, uint64_t bytes) {
@@ -110,9 +119,8 @@ std::vector<int> ShmLeases::revokers() {
 std::vector<size_t> ShmLeases::peers_inside() const {
   std::vector<size_t> inside;
   for (size_t peer = 0; peer < segments_.size(); ++peer) {
-    if (peer == rank_ || port_.state(static_cast<int>(peer)) == PeerState::died) continue;
-    // Acquire: pairs with exit().
-    if (control(peer).borrowing.load(std::memory_order_acquire) != 0) inside.push_back(peer);
+    if (peer == rank_ || borrowers_[peer].is_out() || is_dead(peer)) continue;
+    inside.push_back(peer);
   }
   return inside;
 }
@@ -129,17 +137,15 @@ void ShmLeases::revoke(const std::vector<LentRange>& written) {
   // Pairs with the fence in enter().
   std::atomic_thread_fence(std::memory_order_seq_cst);
   wait_until_out();
-  std::vector<Quarantine::Borrower> borrowers;
-  for (const size_t peer : peers_inside()) {
-    borrowers.push_back({segments_[peer], port_.process_of(static_cast<int>(peer))});
-  }
+  std::vector<Borrower> borrowers;
+  for (const size_t peer : peers_inside()) borrowers.push_back(borrowers_[peer]);
   if (borrowers.empty()) return;
   std::vector<uint64_t> tickets;
   for (const LentRange& range : written) {
     const auto offset = parts_.own->offset_of(range.data, range.bytes);
     if (offset) tickets.push_back(parts_.own->quarantine(*offset, range.bytes));
   }
-  process_quarantine().add(parts_.own, std::move(tickets), std::move(borrowers));
+  parts_.quarantine.add(parts_.own, std::move(tickets), std::move(borrowers));
 }
 
 }  // namespace pycoll::shm

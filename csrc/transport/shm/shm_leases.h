@@ -19,8 +19,9 @@ class ShmLeases final : public Leases {
   struct Parts {
     std::shared_ptr<Arena> own;                           // or nullptr
     std::vector<std::shared_ptr<const PeerArena>> peers;  // by rank; nullptr: not mapped
+    Quarantine& quarantine;
   };
-  // `segments` of all ranks; the port outlives this, and tells who died.
+  // `segments` of all ranks; the port outlives this.
   ShmLeases(int rank, std::vector<SharedMapping> segments, Parts parts, const Port& port);
   ~ShmLeases() override;
 
@@ -40,6 +41,7 @@ class ShmLeases final : public Leases {
   ControlBlock& control(size_t rank) const {
     return *reinterpret_cast<ControlBlock*>(segments_[rank]->data());
   }
+  bool is_dead(size_t peer) const;
   std::vector<size_t> peers_inside() const;
   void wait_until_out() const;
 
@@ -47,6 +49,7 @@ class ShmLeases final : public Leases {
   const std::vector<SharedMapping> segments_;
   const Parts parts_;
   const Port& port_;
+  std::vector<Borrower> borrowers_;  // the peers, by rank
   bool usable_;
 };
 
