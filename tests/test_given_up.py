@@ -24,7 +24,8 @@ from pool import run_ranks
 from pycoll import _core
 
 SIZE = 8 << 20  # elements: an all_reduce takes milliseconds
-ATTEMPTS = 25
+ATTEMPTS = 80  # one in three meets on an idle machine, fewer on a busy one
+DEADLINE_S = 120
 NEW = 0x77777777
 
 
@@ -64,19 +65,19 @@ def call_until_stopped(group, array, attempt, before):
     stop = None
     if group.rank == 1:
         closing = () if before is None else sockets() - before
-        stop = threading.Timer(0.02 + 0.007 * attempt, stop_self, (closing,))
+        stop = threading.Timer(0.02 + 0.002 * attempt, stop_self, (closing,))
         stop.start()
     with contextlib.suppress(pycoll.Error):
         while True:
-            group.all_reduce(array, "max", timeout=0.6)
+            group.all_reduce(array, "max", timeout=0.4)
     if stop is not None:
         stop.join()
     return pids[1]
 
 
-def resume(pid):
+def resume(pid, hit):
     os.kill(pid, signal.SIGCONT)
-    time.sleep(0.3)
+    time.sleep(0.5 if hit else 0)  # it does what it still does
 
 
 class Attempts:
@@ -127,7 +128,7 @@ def judge(array, pid, kind):
             # But for the pages at its ends.
             other = other[1024:-1024]
     other[...] = NEW
-    resume(pid)
+    resume(pid, hit)
     assert (other == NEW).all(), "the peer wrote into memory that was filled anew"
     return hit
 
@@ -155,7 +156,7 @@ def write_after_the_end(rank, world_size, directory, kind, closes):
 @pytest.mark.parametrize("kind", ["freed", "kept", "view"])
 def test_a_stopped_peer_writes_into_nobodys_data(kind, closes):
     """Without its sockets the peer looks dead to who only looks at its connection."""
-    results = run_ranks(2, write_after_the_end, kind, closes, timeout=60)
+    results = run_ranks(2, write_after_the_end, kind, closes, timeout=DEADLINE_S)
     # Or the peer was never stopped where it matters, and nothing was shown.
     assert [result.value for result in results] == [True, True]
 
@@ -180,7 +181,7 @@ def memory_comes_back(rank, world_size, directory, ends):
             os.kill(pid, signal.SIGKILL)
             time.sleep(0.3)
         else:
-            resume(pid)
+            resume(pid, hit)
         if hit:
             attempts.hit()
             pycoll.Communicator(pycoll.FileStore(f"{directory}/alone"), 0, 1).close()
@@ -190,7 +191,7 @@ def memory_comes_back(rank, world_size, directory, ends):
 
 @pytest.mark.parametrize("ends", ["goes on", "killed"])
 def test_memory_comes_back_when_the_peer_is_out(ends):
-    results = run_ranks(2, memory_comes_back, ends, timeout=60, check=False)
+    results = run_ranks(2, memory_comes_back, ends, timeout=DEADLINE_S, check=False)
     assert results[0].error is None, results[0].report()
     assert results[0].value is True
 
@@ -205,7 +206,7 @@ def filled_anew(rank, world_size, directory):
             pid = call_until_stopped(group, array, attempt, None)
         hit = rank == 0 and not pycoll.is_shareable(array)
         if rank == 0:
-            resume(pid)
+            resume(pid, hit)
         with pycoll.Communicator(
             pycoll.FileStore(f"{directory}/next{attempt}"), rank, world_size
         ) as group:
@@ -230,5 +231,5 @@ def filled_anew(rank, world_size, directory):
 
 
 def test_arrays_that_lived_through_it_are_as_good_as_others():
-    results = run_ranks(2, filled_anew, timeout=60)
+    results = run_ranks(2, filled_anew, timeout=DEADLINE_S)
     assert [result.value for result in results] == [True, True]
