@@ -90,6 +90,7 @@ bool Communicator::run_at_once(const PlainCall& call, const Interrupt& interrupt
   try {
     run_until_news(interrupt);
   } catch (...) {
+    if (fork_mark_.in_child()) throw;
     thrown = std::current_exception();
   }
   if (thrown == nullptr && begun_ && executor_.done()) {

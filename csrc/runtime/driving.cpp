@@ -30,11 +30,12 @@ class Marked {
   std::atomic<std::thread::id>& who_;
 };
 
-void call(const Interrupt& interrupt) {
+void call(const Interrupt& interrupt, const ForkMark& mark) {
   if (!interrupt) return;
   try {
     interrupt();
   } catch (...) {
+    if (mark.in_child()) throw;
     throw Interrupted{std::current_exception()};
   }
 }
@@ -98,13 +99,14 @@ void Communicator::tell_driver(Lock& /*held*/) {
   transport_->wake();
 }
 
-// The caller is about to free its vectors: when this throws, the operation has ended too.
+// The caller is about to free its vectors: when this throws, the operation has ended too. In a
+// child (see run_until_news) nobody else works on them.
 void Communicator::complete_synchronously(const std::shared_ptr<Operation>& operation,
                                           const Interrupt& interrupt) {
   try {
     wait(operation, std::nullopt, interrupt);
   } catch (...) {
-    give_up(*operation);
+    if (!fork_mark_.in_child()) give_up(*operation);
     throw;
   }
 }
@@ -147,6 +149,7 @@ bool Communicator::wait(const std::shared_ptr<Operation>& operation,
       if (interrupt && !operation->done()) {
         lock.unlock();
         interrupt();
+        check_owner();  // before the lock, which a child may never get
         lock.lock();
       }
     }
@@ -175,6 +178,7 @@ void Communicator::drive(Lock& lock, const Interrupt& interrupt, const std::exce
       lock.unlock();
       run_until_news(interrupt);
     } catch (...) {
+      if (fork_mark_.in_child()) throw;
       if (lock.owns_lock()) lock.unlock();
       interruption = die_driving(std::current_exception());
     }
@@ -244,6 +248,9 @@ bool Communicator::something_ended() const {
   return (current_ && begun_ && executor_.done()) || messages_.has_finished();
 }
 
+// An Interrupt may run a signal handler that forks, and the child comes back here, amid a call that
+// is its parent's: memory, peers and locks. So after each the owner is checked, and what is thrown
+// in a child goes to the caller without anything being ended or told.
 void Communicator::run_until_news(const Interrupt& interrupt) {
   const IeeeFloatMode ieee;
   if (current_ && !begun_) begin(*current_);
@@ -356,8 +363,9 @@ void Communicator::refuse_in_interrupt() const {
 void Communicator::wait_for_peers(Backoff& backoff, const Interrupt& interrupt) {
   {
     const Marked marked(interrupted_);
-    call(interrupt);
+    call(interrupt, fork_mark_);
   }
+  check_owner();
   start_clocks();
   look_for_trouble();
   if (current_ && !moved_cpu_ && !wait_policy_.crowded) {
