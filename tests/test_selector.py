@@ -45,6 +45,21 @@ def test_large_all_reduces_follow_hosts() -> None:
     }
 
 
+@pytest.mark.parametrize(("ranks", "several"), [(4, False), (8, False), (6, False), (4, True)])
+def test_without_windows_powers_of_two_on_one_host_halve_and_double(ranks, several) -> None:
+    where = {"has_window": False, "several_hosts": several, "ranks": ranks}
+    sizes = ((64 << 10, 128 << 10), (256 << 10, 1 << 20), (4 << 20, 1 << 30))
+    chosen = [{select("all_reduce", bytes, **where) for bytes in group} for group in sizes]
+    rings = {"hierarchical"} if several else {"ring"}
+    if ranks != 6 and not several:
+        assert chosen == [{"recursive_doubling"}, {"halving_doubling"}, rings]
+    else:
+        assert chosen == [rings] * 3
+    # What the group promises, and windows, come first.
+    assert select("all_reduce", 1 << 20, determinism="algorithm", **where) == "chain"
+    assert select("all_reduce", 1 << 20, **{**where, "has_window": True}) == "two_shot"
+
+
 def test_rules_come_first_where_they_cover_the_size() -> None:
     rules = "reduce=direct:0-1k,ring:1k-1M;gather=ring"
     found = [

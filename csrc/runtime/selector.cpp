@@ -1,6 +1,7 @@
 #include "runtime/selector.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "core/error.h"
 
@@ -9,7 +10,8 @@ namespace {
 
 constexpr uint64_t kMax = SelectionRule::kMaxBytes;
 
-enum class Where : uint8_t { anywhere, several_hosts };
+enum class Where : uint8_t { anywhere, one_host, several_hosts };
+enum class Ranks : uint8_t { any, powers_of_two };
 
 struct BuiltinRule {
   Collective collective;
@@ -17,10 +19,12 @@ struct BuiltinRule {
   uint64_t from;
   uint64_t to;
   Where where = Where::anywhere;
+  Ranks ranks = Ranks::any;
 };
 
 // Direct steps win at every size where memory is shared; the message forms are what is left without
-// it: few hops for small vectors, little traffic for large ones. Crossovers:
+// it: few hops for small vectors, little traffic for large ones. On one host messages cost more,
+// next to bytes, than between hosts, so what sends few of them wins up to larger sizes. Crossovers:
 // benchmarks/all_reduce.py --algorithms, `pycoll tune`. The chains are there for groups that
 // promise one order of summation.
 // Where all ranks' vectors are in shareable memory, nothing is staged.
@@ -34,6 +38,10 @@ constexpr BuiltinRule kBuiltin[] = {
     {Collective::scatter, "zero_copy", 64 << 10, kMax},
     {Collective::all_reduce, "one_shot", 0, 16 << 10},
     {Collective::all_reduce, "two_shot", 16 << 10, kMax},
+    {Collective::all_reduce, "recursive_doubling", 0, 256 << 10, Where::one_host,
+     Ranks::powers_of_two},
+    {Collective::all_reduce, "halving_doubling", 256 << 10, 4 << 20, Where::one_host,
+     Ranks::powers_of_two},
     {Collective::all_reduce, "recursive_doubling", 0, 64 << 10},
     {Collective::all_reduce, "hierarchical", 64 << 10, kMax, Where::several_hosts},
     {Collective::all_reduce, "ring", 64 << 10, kMax},
@@ -190,20 +198,23 @@ Selector::Selector(const SelectorSettings& settings) : determinism_(settings.det
     add(Layer::environment, std::move(rule));
   }
   // Before the table: that was measured on ordinary memory.
-  add_builtin(/*leases=*/true);
+  add_builtin(/*leases=*/true, settings.ranks);
   for (const SelectionRule& rule : settings.table) add(Layer::table, rule);
-  add_builtin(/*leases=*/false);
+  add_builtin(/*leases=*/false, settings.ranks);
 }
 
 // The rules whose algorithms need leases, or the others.
-void Selector::add_builtin(bool leases) {
+void Selector::add_builtin(bool leases, int32_t ranks) {
   for (const BuiltinRule& rule : kBuiltin) {
     if (find_algorithm(rule.collective, rule.algorithm)->needs_lease != leases) continue;
+    if (rule.ranks == Ranks::powers_of_two && !std::has_single_bit(static_cast<uint32_t>(ranks))) {
+      continue;
+    }
     SelectionRule full{.collective = rule.collective,
                        .algorithm = std::string(rule.algorithm),
                        .from = rule.from,
                        .to = rule.to};
-    if (rule.where == Where::several_hosts) full.several_hosts = true;
+    if (rule.where != Where::anywhere) full.several_hosts = rule.where == Where::several_hosts;
     add(Layer::builtin, std::move(full));
   }
 }

@@ -89,7 +89,7 @@ class Selector {
 
   const Algorithm& first_that_can(const SelectionInput& input) const;
   void add(Layer layer, SelectionRule rule);
-  void add_builtin(bool leases);
+  void add_builtin(bool leases, int32_t ranks);
   bool breaks_promise(const Algorithm& algorithm) const {
     return determinism_ == Determinism::algorithm && unordered_.contains(&algorithm);
   }
