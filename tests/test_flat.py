@@ -165,8 +165,8 @@ def growth(times, leak=0, **variables):
     grown = dict.fromkeys(units, 0.0)
     for result in torch_ranks(2, mixed_operations, times, leak, env=variables, timeout=280):
         early, late, counted = result.value
-        # A second progress thread is started when a callback overlaps an operation, and kept.
-        for name, more in (("descriptors", 0), ("threads", 1), ("mappings", 0)):
+        # A progress thread that loses its CPU in a callback makes room for one more, which stays.
+        for name, more in (("descriptors", 0), ("threads", 3), ("mappings", 0)):
             assert late[name] <= early[name] + more, (name, early, late)
         for name, unit in units.items():
             grown[name] = max(grown[name], (late[name] - early[name]) * unit / times)
