@@ -1,4 +1,4 @@
-"""The models of the shared-memory protocols hold, and every broken variant of them fails."""
+"""The models of the protocols in shared and in device memory hold, and every broken variant of them fails."""
 
 from __future__ import annotations
 
@@ -12,6 +12,14 @@ import pytest
 MODELS = Path(__file__).resolve().parent.parent / "models"
 BROKEN = {
     "cell": ["ONE_BUFFER", "FLAG_FIRST", "ANY_NUMBER", "SHARED_COUNT"],
+    "device_ll": ["NO_CREDIT", "CREDIT_EARLY", "ONE_BUFFER", "ANY_ROUND", "CREDIT_OF_LAST"],
+    "device_ring": [
+        *("NO_CREDIT", "DEPTH_OFF_BY_ONE", "FLAG_EARLY", "CREDIT_EARLY", "HOST_COUNTERS"),
+    ],
+    "device_tree": ["NO_CREDIT", "FLAG_EARLY", "ONE_COUNTER", "FORGET_CHILD"],
+    "device_two_shot": [
+        *("ONE_WINDOW", "NO_FIRST_BARRIER", "NO_SECOND_BARRIER", "HOST_COUNTERS", "OWN_PARITY"),
+    ],
     "doorbell": ["NO_SLEEPER_FENCE", "NO_WAKER_FENCE", "NO_RECHECK", "NO_WAKE"],
     "endpoints": ["NO_REDIAL", "NO_WAITING", "DROP_WAITING", "NO_COUNT"],
     "fifo": ["PUBLISH_EARLY", "RELEASE_EARLY", "DEPTH_OFF_BY_ONE", "NO_CREDIT"],

@@ -228,6 +228,13 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
 // says nothing of any other memory; that its place may be written again is told by a credit,
 // released when the block has read the whole round. Word 0 holds the fingerprint. ----
 
+// What the flag of a round's words is: never 0, which words that were never written hold, also when
+// rounds have wrapped. (A word that is left out for exactly 2^31 rounds, hours of nothing but such
+// calls, would be taken for one of this round.)
+PYCOLL_DEVICE uint32_t stamp_of(uint32_t round) {
+  return round * 2 + 1;
+}
+
 PYCOLL_DEVICE uint64_t* packet_of(const GroupView& group, int32_t at, int32_t from, uint32_t round,
                                   uint64_t word) {
   const auto world = static_cast<uint64_t>(group.geometry.world_size);
@@ -267,7 +274,9 @@ struct Word {
 
 PYCOLL_DEVICE uint64_t await_packet(const AllReduceArguments& in, BlockState* state, int32_t peer,
                                     uint32_t round, uint64_t* packet, uint64_t seen) {
-  const auto is_here = [&](uint64_t word) { return static_cast<uint32_t>(word >> 32) == round; };
+  const auto is_here = [&](uint64_t word) {
+    return static_cast<uint32_t>(word >> 32) == stamp_of(round);
+  };
   if (is_here(seen)) return seen;
   return wait_until(
       in.group, state, in.call, {peer, round, 0},
@@ -336,7 +345,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
 
   const auto put = [&](int32_t to, uint64_t word, uint32_t data) {
     device::store_relaxed<Scope::system>(packet_of(group, to, group.rank, round, word),
-                                         flag_of(data, round));
+                                         flag_of(data, stamp_of(round)));
   };
   if (has_peer) put(peer, 0, in.call.fingerprint);
   for (uint64_t word = threadIdx.x; word < words; word += blockDim.x) {
@@ -348,7 +357,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     const uint64_t seen =
         await_packet(in, state, peer, round, packet, device::load_relaxed<Scope::system>(packet));
     if (static_cast<uint32_t>(seen) != in.call.fingerprint &&
-        static_cast<uint32_t>(seen >> 32) == round) {
+        static_cast<uint32_t>(seen >> 32) == stamp_of(round)) {
       give_up(group, state, in.call, {peer, round, 0}, Trouble::mismatch, seen << 32 | round);
     }
   }

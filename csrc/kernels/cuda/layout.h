@@ -54,7 +54,7 @@ struct RegionLayout {
   uint64_t arrivals = 0;        // u64 [block][peer]: barrier number | fingerprint << 32
   uint64_t packet_credits = 0;  // u32 [block][peer]: rounds of mine that the peer has read
   uint64_t slots = 0;           // [peer][fifo][slot][slot_bytes]
-  uint64_t packets = 0;         // u64 [block][2][peer][1 + packets]: data | round << 32
+  uint64_t packets = 0;         // u64 [block][2][peer][1 + packets]: data | stamp of round << 32
   // Written by this rank, read by peers.
   uint64_t windows = 0;  // [block][2][window_bytes]
   // Private.

@@ -1,0 +1,202 @@
+"""Bugs put into the device kernels on purpose, each with the check that must find it.
+
+A mutant is one substitution: `find` stands exactly once in `file`. `check` is a suite of
+tests/sim/device_kernels.cpp, `build` what it is compiled with; `signs` are what its output may show.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    name: str
+    file: str
+    find: str
+    replace: str
+    breaks: str
+    check: str
+    build: str = "thread"
+    signs: tuple[str, ...] = ("data race",)
+
+
+KERNELS = "csrc/kernels/cuda/"
+ALL_REDUCE = KERNELS + "all_reduce.cuh"
+EXECUTOR = KERNELS + "executor.cuh"
+WAITING = KERNELS + "waiting.cuh"
+WRONG = ("FAILED",)
+SYNC = "    __syncthreads();\n"
+
+MUTANTS = [
+    Mutant(
+        "window_not_alternated",
+        ALL_REDUCE,
+        "    ++counters.window_round;\n    at += n;\n",
+        "    at += n;\n",
+        "a window is written while peers still read it",
+        "all_reduce",
+    ),
+    Mutant(
+        "two_shot_no_second_barrier",
+        ALL_REDUCE,
+        "    if (!meet(group, state, in.call, in.everybody, &counters.barriers, 1)) return;\n"
+        "    for (uint64_t step = 1; step < world; ++step) {\n",
+        "    for (uint64_t step = 1; step < world; ++step) {\n",
+        "sums are read before they are there",
+        "all_reduce",
+    ),
+    Mutant(
+        "direct_no_exit_barrier",
+        ALL_REDUCE,
+        "  if (!meet(group, state, all.call, all.everybody, &counters.barriers, 1)) return;\n",
+        "",
+        "a kernel ends before its peers have written its output",
+        "all_reduce",
+    ),
+    Mutant(
+        "counters_on_the_host",
+        ALL_REDUCE,
+        "  *counter_of_block(group, group.layout.barriers) = counters.barriers;\n",
+        "",
+        "the next kernel, or a replay of this one, begins with the counters of this one",
+        "all_reduce",
+        "",
+        (*WRONG, "simt:"),
+    ),
+    Mutant(
+        "credit_relaxed",
+        EXECUTOR,
+        "      device::store_release<Scope::system>(credit_of(group_, step.from, group_.rank, fifo),",
+        "      device::store_relaxed<Scope::system>(credit_of(group_, step.from, group_.rank, fifo),",
+        "a slot may be written before it was read",
+        "programs",
+    ),
+    Mutant(
+        "credit_of_device_scope",
+        EXECUTOR,
+        "      device::store_release<Scope::system>(credit_of(group_, step.from, group_.rank, fifo),",
+        "      device::store_release<Scope::device>(credit_of(group_, step.from, group_.rank, fifo),",
+        "the peer, on another device, is not ordered after it",
+        "programs",
+    ),
+    Mutant(
+        "message_relaxed",
+        EXECUTOR,
+        "      device::store_release<Scope::system>(out.flag,",
+        "      device::store_relaxed<Scope::system>(out.flag,",
+        "the flag may be seen before the message",
+        "programs",
+    ),
+    Mutant(
+        "no_credit_wait",
+        EXECUTOR,
+        "    if (sends && threadIdx.x == blockDim.x - 1) await_slot(step, index, fifo, *sent);\n",
+        "",
+        "slots are written while the peer may read them",
+        "programs",
+        "",
+        (*WRONG, "simt:"),
+    ),
+    Mutant(
+        "no_sync_after_waiting",
+        EXECUTOR,
+        SYNC + "    if (block_failed(state_)) return false;\n",
+        "    if (block_failed(state_)) return false;\n",
+        "threads go on before the message is there",
+        "programs",
+        "thread",
+        ("data race", *WRONG),
+    ),
+    Mutant(
+        "no_sync_before_releasing",
+        EXECUTOR,
+        SYNC + "\n    if (receives && threadIdx.x == 0) {\n      ++*received;",
+        "\n    if (receives && threadIdx.x == 0) {\n      ++*received;",
+        "a slot is given back while threads of the block still read it",
+        "programs",
+    ),
+    Mutant(
+        "no_sync_after_copy",
+        EXECUTOR,
+        "    __syncthreads();  // the next step may give other threads the same elements\n",
+        "",
+        "a thread reads what another one has not copied yet",
+        "programs",
+    ),
+    Mutant(
+        "tail_off_by_one",
+        KERNELS + "float_sum.cuh",
+        "    for_each<1>(team, count - done, [&](auto, uint64_t first, uint64_t) {\n"
+        "      const uint64_t i = done + first;\n      float total = 0;\n",
+        "    for_each<1>(team, count - done + 1, [&](auto, uint64_t first, uint64_t) {\n"
+        "      const uint64_t i = done + first;\n      float total = 0;\n",
+        "an element beyond the end is read and written",
+        "all_reduce",
+        "address",
+        ("AddressSanitizer",),
+    ),
+    Mutant(
+        "misaligned_packs",
+        KERNELS + "loops.cuh",
+        "low_bits(copy.src) | low_bits(copy.dst) | low_bits(copy.also)",
+        "low_bits(copy.src) | low_bits(copy.also)",
+        "sixteen bytes are stored at an address that is no multiple of 16",
+        "all_reduce",
+        "",
+        ("simt:",),
+    ),
+    Mutant(
+        "early_return",
+        ALL_REDUCE,
+        "  const bool has_peer = peer < world && peer != group.rank;\n",
+        "  const bool has_peer = peer < world && peer != group.rank;\n"
+        "  if (threadIdx.x >= words && !has_peer) return;\n",
+        "threads leave before the barriers of their block",
+        "all_reduce",
+        "",
+        ("simt:",),
+    ),
+    Mutant(
+        "wait_relaxed",
+        WAITING,
+        "[&] { return device::load_acquire<Scope::system>(flag); }",
+        "[&] { return device::load_relaxed<Scope::system>(flag); }",
+        "what the flag says is there may not be seen",
+        "programs",
+    ),
+    Mutant(
+        "arrival_relaxed",
+        WAITING,
+        "    device::store_release<Scope::system>(arrival_of(",
+        "    device::store_relaxed<Scope::system>(arrival_of(",
+        "a barrier may be seen before what came before it",
+        "all_reduce",
+    ),
+    Mutant(
+        "no_sync_before_arrival",
+        WAITING,
+        "  const uint32_t mine = ++*number;\n  __syncthreads();\n",
+        "  const uint32_t mine = ++*number;\n",
+        "a rank arrives while threads of it still write what it shows",
+        "all_reduce",
+    ),
+    Mutant(
+        "no_sync_after_arrival",
+        WAITING,
+        "    check_fingerprint(group, state, call, awaited, seen, call.fingerprint);\n"
+        "  }\n  __syncthreads();\n",
+        "    check_fingerprint(group, state, call, awaited, seen, call.fingerprint);\n  }\n",
+        "threads go on before their block has met its peers",
+        "all_reduce",
+    ),
+    Mutant(
+        "mismatch_unseen",
+        WAITING,
+        "  if (same_number && static_cast<uint32_t>(seen >> 32) != fingerprint) {",
+        "  if (same_number && false) {",
+        "ranks that call different things sum them",
+        "failures",
+        "",
+        WRONG,
+    ),
+]

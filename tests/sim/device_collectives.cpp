@@ -1,0 +1,215 @@
+// Collectives of ranks on different devices: hand-made kernels and Programs, many calls of a group
+// one after the other, so that what a call leaves in windows, slots and counters meets the next.
+#include <algorithm>
+#include <array>
+
+#include "device_scenarios.h"
+
+namespace pycoll::sim::tests {
+namespace {
+
+using stress::Rng;
+
+// Waits of a group that is alive are short.
+constexpr uint32_t kCallsPerGroup = 16;
+
+// Under ThreadSanitizer few threads may be resident at a time.
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define PYCOLL_FEW_THREADS 1
+#endif
+#endif
+#if defined(__SANITIZE_THREAD__)
+#define PYCOLL_FEW_THREADS 1
+#endif
+
+cuda::Geometry draw_geometry(Rng& rng, int32_t world_size) {
+  cuda::Geometry geometry = small_geometry(world_size);
+  geometry.depth = rng.one_in(3) ? 4 : 2;
+#if defined(PYCOLL_FEW_THREADS)
+  geometry.threads = 8;
+  geometry.blocks = 4;
+#else
+  geometry.threads = rng.one_in(3) ? 64 : 32;
+#endif
+  return geometry;
+}
+
+// Just before they wrap, now and then.
+uint32_t draw_counters(Rng& rng) {
+  return rng.one_in(2) ? 0u - static_cast<uint32_t>(rng.below(5)) * 4 : 0u;
+}
+
+ReduceOp draw_op(Rng& rng, DType dtype) {
+  constexpr std::array kOps{ReduceOp::sum, ReduceOp::avg,  ReduceOp::product,
+                            ReduceOp::min, ReduceOp::max,  ReduceOp::band,
+                            ReduceOp::bor, ReduceOp::bxor, ReduceOp::premul_sum};
+  for (;;) {
+    const ReduceOp op = kOps[rng.below(kOps.size())];
+    if (find_reduce_kernels(dtype, op, Isa::baseline) != nullptr) return op;
+  }
+}
+
+DType draw_reducible(Rng& rng) {
+  for (;;) {
+    const auto dtype = static_cast<DType>(rng.below(static_cast<uint64_t>(DType::kCount)));
+    if (find_reduce_kernels(dtype, ReduceOp::sum, Isa::baseline) != nullptr) return dtype;
+  }
+}
+
+DType draw_fast(Rng& rng) {
+  constexpr std::array kFast{DType::float32, DType::float16, DType::bfloat16};
+  return kFast[rng.below(kFast.size())];
+}
+
+// A few calls of one group, launched together and then run: ranks may be calls apart.
+class Batch {
+ public:
+  Batch(const Settings& settings, Rng& rng, int32_t world_size)
+      : group_(draw_geometry(rng, world_size), settings.options(), draw_counters(rng)) {}
+
+  DeviceGroup& group() { return group_; }
+  Keep& keep() { return keep_; }
+  CallData& add(const CallShape& shape, const std::string& how) {
+    names_.push_back(how + ", " + std::to_string(group_.world_size()) + " ranks");
+    calls_.push_back(std::make_unique<CallData>(shape, group_.world_size()));
+    return *calls_.back();
+  }
+  void run() {
+    group_.run();
+    for (int32_t rank = 0; rank < group_.world_size(); ++rank) {
+      const cuda::ErrorRecord& error = group_.host(rank).error;
+      check(error.trouble == 0,
+            "rank " + std::to_string(rank) + " gave up: trouble " + std::to_string(error.trouble) +
+                " in call " + std::to_string(error.sequence) + " (" + names_[error.sequence] +
+                ", " + calls_[error.sequence]->shape().describe() + "), block " +
+                std::to_string(error.block) + ", step " + std::to_string(error.step) + ", peer " +
+                std::to_string(error.peer) + ", expected " + std::to_string(error.expected) +
+                ", seen " + std::to_string(error.seen));
+    }
+    for (size_t i = 0; i < calls_.size(); ++i) calls_[i]->check(names_[i]);
+  }
+
+ private:
+  DeviceGroup group_;
+  std::vector<std::unique_ptr<CallData>> calls_;
+  std::vector<std::string> names_;
+  Keep keep_;
+};
+
+enum class Kind : uint8_t { ll, one_shot, two_shot, direct, kCount };
+constexpr std::array<const char*, 4> kKinds{"one_shot_ll", "one_shot", "two_shot",
+                                            "two_shot_direct"};
+
+void launch_all_reduce(DeviceGroup& group, const CallData& data, Kind kind, uint32_t sequence) {
+  const CallShape& shape = data.shape();
+  cuda::PeerVectors vectors;
+  for (int32_t rank = 0; rank < group.world_size(); ++rank) {
+    vectors.input[rank] = data.input(rank).block[0];
+    vectors.output[rank] = data.output(rank).block[0];
+  }
+  for (int32_t rank = 0; rank < group.world_size(); ++rank) {
+    cuda::AllReduceCall call;
+    call.call = {sequence * 3 + 1, sequence, static_cast<uint32_t>(shape.collective)};
+    call.arithmetic = {shape.dtype, shape.op, group.world_size()};
+    call.input = vectors.input[rank];
+    call.output = vectors.output[rank];
+    call.count = shape.count;
+    const cuda::GroupView& view = group.view(rank);
+    const cudaStream_t stream = group.stream(rank);
+    cudaError_t error = cudaErrorUnknown;
+    if (kind == Kind::ll) error = cuda::all_reduce_one_shot_ll(view, call, stream);
+    if (kind == Kind::one_shot) error = cuda::all_reduce_one_shot(view, call, stream);
+    if (kind == Kind::two_shot) error = cuda::all_reduce_two_shot(view, call, stream);
+    if (kind == Kind::direct) {
+      error = cuda::all_reduce_two_shot_direct(view, call, vectors, stream);
+    }
+    check(error == cudaSuccess, std::string("launch of ") + kKinds[static_cast<size_t>(kind)]);
+  }
+}
+
+CallShape draw_shape(Rng& rng, uint64_t index) {
+  CallShape shape;
+  shape.count = size_of_case(index);
+  shape.in_place = rng.one_in(2);
+  shape.offset = rng.one_in(2) ? 0 : rng.below(9);
+  shape.seed = rng.next() >> 8;
+  return shape;
+}
+
+const std::vector<const Algorithm*>& message_algorithms() {
+  static const std::vector<const Algorithm*> all = [] {
+    std::vector<const Algorithm*> some;
+    for (const Algorithm& row : algorithms()) {
+      if (!row.needs_lease) some.push_back(&row);
+    }
+    return some;
+  }();
+  return all;
+}
+
+}  // namespace
+
+uint64_t size_of_case(uint64_t index) {
+  index %= kSizes;
+  if (index <= 70) return index;
+  index -= 71;
+  constexpr std::array<uint64_t, 4> kOdd{777, 1531, 2999, 6007};
+  if (index < 18) return (uint64_t{128} << index / 3) - 1 + index % 3;
+  return kOdd[index - 18];
+}
+
+uint64_t all_reduce_suite(const Settings& settings, uint64_t cases) {
+  Rng rng(settings.seed * 101 + 7);
+  uint64_t done = 0;
+  while (done < cases) {
+    Batch batch(settings, rng, 1 + static_cast<int32_t>(done / kCallsPerGroup % 8));
+    for (uint32_t i = 0; i < kCallsPerGroup; ++i, ++done) {
+      CallShape shape = draw_shape(rng, done * 37 + settings.seed);
+      shape.dtype = draw_fast(rng);
+      shape.op = rng.one_in(3) ? ReduceOp::avg : ReduceOp::sum;
+      shape.contents = Contents::any;  // all of them sum in rank order
+      auto kind = static_cast<Kind>(rng.below(static_cast<uint64_t>(Kind::kCount)));
+      const uint64_t limit = cuda::one_shot_ll_limit(batch.group().geometry());
+      const bool fits = shape.count * size_of(shape.dtype) <= limit;
+      if (kind == Kind::ll && !fits) kind = Kind::one_shot;
+      if (kind == Kind::one_shot && fits && rng.one_in(3)) kind = Kind::ll;
+      CallData& data = batch.add(shape, kKinds[static_cast<size_t>(kind)]);
+      launch_all_reduce(batch.group(), data, kind, i);
+    }
+    batch.run();
+  }
+  return done;
+}
+
+uint64_t program_suite(const Settings& settings, uint64_t cases) {
+  Rng rng(settings.seed * 103 + 11);
+  const auto& rows = message_algorithms();
+  uint64_t done = 0;
+  while (done < cases) {
+#if defined(PYCOLL_FEW_THREADS)
+    const auto world_size = static_cast<int32_t>(1 + rng.below(5));
+#else
+    const auto world_size = static_cast<int32_t>(1 + rng.below(8));
+#endif
+    Batch batch(settings, rng, world_size);
+    for (uint32_t i = 0; i < kCallsPerGroup; ++i, ++done) {
+      const Algorithm& row = *rows[(done * 7 + settings.seed) % rows.size()];
+      CallShape shape = draw_shape(rng, done * 41 + settings.seed);
+      shape.collective = row.collective;
+      shape.root = static_cast<int32_t>(rng.below(static_cast<uint64_t>(world_size)));
+      shape.dtype = rng.one_in(2) ? draw_fast(rng) : draw_reducible(rng);
+      const bool reduces = traits_of(row.collective).reduces;
+      shape.op = reduces ? draw_op(rng, shape.dtype) : ReduceOp::none;
+      if (!reduces) shape.contents = Contents::any;
+      if (row.collective == Collective::barrier) shape.count = 0;
+      if (shape.op == ReduceOp::premul_sum) shape.op = ReduceOp::sum;
+      CallData& data = batch.add(shape, std::string(row.name));
+      launch_program(batch.group(), data, std::string(row.name), batch.keep(), i);
+    }
+    batch.run();
+  }
+  return done;
+}
+
+}  // namespace pycoll::sim::tests
