@@ -1,7 +1,8 @@
 """Bugs put into the device kernels on purpose, each with the check that must find it.
 
 A mutant is one substitution: `find` stands exactly once in `file`. `check` is a suite of
-tests/sim/device_kernels.cpp, `build` what it is compiled with; `signs` are what its output may show.
+tests/sim/device_kernels.cpp, `build` what it is compiled with; `signs` are what its output may
+show.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ ALL_REDUCE = KERNELS + "all_reduce.cuh"
 EXECUTOR = KERNELS + "executor.cuh"
 WAITING = KERNELS + "waiting.cuh"
 WRONG = ("FAILED",)
+CREDIT = "credit_of(group_, step.from, group_.rank, fifo),"
 SYNC = "    __syncthreads();\n"
 
 MUTANTS = [
@@ -66,16 +68,16 @@ MUTANTS = [
     Mutant(
         "credit_relaxed",
         EXECUTOR,
-        "      device::store_release<Scope::system>(credit_of(group_, step.from, group_.rank, fifo),",
-        "      device::store_relaxed<Scope::system>(credit_of(group_, step.from, group_.rank, fifo),",
+        "device::store_release<Scope::system>(" + CREDIT,
+        "device::store_relaxed<Scope::system>(" + CREDIT,
         "a slot may be written before it was read",
         "programs",
     ),
     Mutant(
         "credit_of_device_scope",
         EXECUTOR,
-        "      device::store_release<Scope::system>(credit_of(group_, step.from, group_.rank, fifo),",
-        "      device::store_release<Scope::device>(credit_of(group_, step.from, group_.rank, fifo),",
+        "device::store_release<Scope::system>(" + CREDIT,
+        "device::store_release<Scope::device>(" + CREDIT,
         "the peer, on another device, is not ordered after it",
         "programs",
     ),

@@ -1,4 +1,4 @@
-"""The models of the protocols in shared and in device memory hold, and every broken variant of them fails."""
+"""The models of the protocols in shared and device memory hold, and every broken variant fails."""
 
 from __future__ import annotations
 
