@@ -29,7 +29,9 @@ cudaError_t launch(void (*kernel)(Parameters...), const LaunchShape& shape, cuda
   config.stream = stream;
   return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
 #else
-  return sim::enqueue_kernel(stream, shape, [=] { kernel(static_cast<Parameters>(arguments)...); });
+  return sim::enqueue_kernel(
+      stream, shape, [=] { kernel(static_cast<Parameters>(arguments)...); },
+      reinterpret_cast<const void*>(kernel));
 #endif
 }
 
