@@ -29,6 +29,8 @@ def compile_primitives(nvcc: str, *options: str | Path) -> str:
     include = native_build.ROOT / "csrc"
     command = [nvcc, "-std=c++20", "-O3", "-I", include, *options, source]
     done = native_build.run(command, 240)
+    if "unsupported GNU version" in done.stdout:
+        pytest.skip("this nvcc does not work with this g++")
     assert done.returncode == 0, done.stdout
     assert "warning" not in done.stdout, done.stdout
     return done.stdout
@@ -36,6 +38,9 @@ def compile_primitives(nvcc: str, *options: str | Path) -> str:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_kernels_keep_everything_in_registers(nvcc, tmp_path, architecture):
+    known = native_build.run([nvcc, "--list-gpu-code"], 30).stdout.split()
+    if f"sm_{architecture}" not in known:
+        pytest.skip(f"this nvcc does not know sm_{architecture}")
     report = compile_primitives(
         nvcc, f"-arch=sm_{architecture}", "-Xptxas", "-v", "-c", "-o", tmp_path / "out.o"
     )

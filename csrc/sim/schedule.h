@@ -13,8 +13,8 @@ class Schedule {
   explicit Schedule(const Options& options);
 
   bool random() const { return policy_ == Policy::random; }
-  // True once in `n` times, at random; never with round_robin.
-  bool one_in(unsigned n) { return random() && next() % n == 0; }
+  // True once in `n` times, at random; never with round_robin, or if n is 0.
+  bool one_in(unsigned n) { return random() && n != 0 && next() % n == 0; }
   // 0 <= result < n; 0 with round_robin.
   size_t draw(size_t n) { return random() ? next() % n : 0; }
 

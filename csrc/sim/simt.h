@@ -35,7 +35,7 @@ enum class Policy : uint8_t {
 struct Options {
   Policy policy = Policy::round_robin;
   uint64_t seed = 1;
-  unsigned preempt_one_in = 4;  // random: how often an atomic access lets another thread run
+  unsigned preempt_one_in = 4;  // random: how often an atomic access lets others run; 0: never
   unsigned sticky = 64;  // random: turns in a row for one block, about; makes ranks drift apart
   unsigned max_resident = 0;  // blocks on a device at a time; 0: any number
   size_t stack_bytes = 64 << 10;
@@ -83,6 +83,7 @@ struct Grid {
 // not.
 std::string why_invalid(const Grid& grid);
 
+// Not for two OS threads at a time.
 class Executor {
  public:
   explicit Executor(const Options& options);
