@@ -1,8 +1,8 @@
 """The device kernels on the GPU simulator: every one against a reference of the CPU.
 
-The program is tests/sim/device_kernels.cpp. A case is a call with a size, a type, an alignment of its
-own; many cases share a group of ranks, whose kernels run one after the other, ranks as far apart as
-they may be. Seed 0 is round robin, others are random schedules.
+The program is tests/sim/device_kernels.cpp. A case is a call with a size, a type, an alignment
+of its own; many cases share a group of ranks, whose kernels run one after the other, ranks as far
+apart as they may be. Seed 0 is round robin, others are random schedules.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ DEADLINE_S = 240
 SUITES = {
     "all_reduce": (192, 1024),
     "programs": (160, 1024),
+    "replay": (36, 180),
     "messages": (96, 480),
     "shared_device": (248, 1240),
     "cast": (93, 930),

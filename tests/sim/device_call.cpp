@@ -34,6 +34,14 @@ CallData::CallData(const CallShape& shape, int32_t world_size)
   make_inputs();
   make_outputs();
   place();
+  fill();
+}
+
+void CallData::renew() {
+  ++generation_;
+  make_inputs();
+  make_outputs();
+  fill();
 }
 
 bool CallData::has(int32_t rank, bool input) const {
@@ -62,9 +70,11 @@ void CallData::make_inputs() {
   const CollectiveTraits& traits = traits_of(shape_.collective);
   for (int32_t rank = 0; rank < world_size_; ++rank) {
     Side& input = inputs_[static_cast<size_t>(rank)];
+    input.blocks.clear();
     for (size_t block = 0; has(rank, true) && block < parts_of(traits.input, world_size_);
          ++block) {
-      const uint64_t key = shape_.seed * 131 + static_cast<uint64_t>(rank) * 17 + block;
+      const uint64_t key =
+          shape_.seed * 131 + static_cast<uint64_t>(rank) * 17 + block + generation_ * 7919;
       input.blocks.push_back(make_contents(shape_.dtype, shape_.op,
                                            block_length(rank, static_cast<int32_t>(block)), key,
                                            shape_.contents));
@@ -75,6 +85,7 @@ void CallData::make_inputs() {
 void CallData::make_outputs() {
   const CollectiveTraits& traits = traits_of(shape_.collective);
   for (int32_t rank = 0; rank < world_size_; ++rank) {
+    outputs_[static_cast<size_t>(rank)].blocks.clear();
     if (!has(rank, false)) continue;
     for (size_t block = 0; block < parts_of(traits.output, world_size_); ++block) {
       outputs_[static_cast<size_t>(rank)].blocks.push_back(
@@ -124,6 +135,14 @@ void CallData::place() {
       if (!input.blocks.empty()) input.vector = std::make_shared<Buffer>(input.bytes, before);
       if (!output.blocks.empty()) output.vector = std::make_shared<Buffer>(output.bytes, before);
     }
+  }
+}
+
+void CallData::fill() {
+  for (const Side& output : outputs_) {
+    if (output.vector != nullptr) output.vector->poison();
+  }
+  for (const Side& input : inputs_) {
     for (size_t block = 0; block < input.blocks.size(); ++block) {
       std::byte* to = input.vector->data() + input.at + input.offsets[block];
       std::copy(input.blocks[block].begin(), input.blocks[block].end(), to);
@@ -142,12 +161,33 @@ cuda::Vector CallData::view(int32_t rank, bool input) const {
   return vector;
 }
 
+void CallData::launch_use(DeviceGroup& group) {
+  overwrites_ = shape_.seed % 2 == 0;
+  for (int32_t rank = 0; rank < world_size_; ++rank) {
+    Side& input = inputs_[static_cast<size_t>(rank)];
+    Side& output = outputs_[static_cast<size_t>(rank)];
+    cuda::CopyManyCall reads, writes;
+    if (output.vector != nullptr) {
+      output.seen = std::make_shared<Buffer>(output.bytes, 16);
+      reads = {1, {output.vector->data() + output.at}, {output.seen->data()}, {output.bytes}};
+    }
+    if (overwrites_ && input.vector != nullptr && input.vector != output.vector) {
+      rubbish_.push_back(std::make_shared<Buffer>(input.bytes));
+      writes = {1, {rubbish_.back()->data()}, {input.vector->data()}, {input.bytes}};
+    }
+    for (const cuda::CopyManyCall& call : {reads, writes}) {
+      tests::check(cuda::copy_many(call, group.stream(rank)) == cudaSuccess, "launch of copy_many");
+    }
+  }
+}
+
 void CallData::check(const std::string& what) const {
   for (int32_t rank = 0; rank < world_size_; ++rank) {
     const Side& input = side(rank, true);
     const Side& output = side(rank, false);
     const auto compare = [&](const Side& it, size_t block, const char* name) {
-      const std::byte* at = it.vector->data() + it.at + it.offsets[block];
+      const std::byte* vector = it.seen != nullptr ? it.seen->data() : it.vector->data() + it.at;
+      const std::byte* at = vector + it.offsets[block];
       const Bytes got(at, at + it.blocks[block].size());
       const std::string differs = difference(shape_.dtype, got, it.blocks[block]);
       tests::check(differs.empty(), what + ", " + shape_.describe() + ": " + name + " block " +
@@ -155,7 +195,7 @@ void CallData::check(const std::string& what) const {
                                         ": " + differs);
     };
     for (size_t block = 0; block < output.blocks.size(); ++block) compare(output, block, "output");
-    const bool apart = input.vector != nullptr && input.vector != output.vector;
+    const bool apart = input.vector != nullptr && input.vector != output.vector && !overwrites_;
     for (size_t block = 0; apart && block < input.blocks.size(); ++block) {
       compare(input, block, "input");
     }

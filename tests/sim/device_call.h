@@ -36,6 +36,11 @@ class CallData {
   const CallShape& shape() const { return shape_; }
   cuda::Vector input(int32_t rank) const { return view(rank, true); }
   cuda::Vector output(int32_t rank) const { return view(rank, false); }
+  // What a caller may do as soon as the call is over on its stream: reads the outputs, and, for
+  // every other call, overwrites the inputs. check() then looks at what was read.
+  void launch_use(DeviceGroup& group);
+  // New contents in the same memory, for another run of what was launched.
+  void renew();
   // Throws if an output is not what it must be, or an input changed that is nobody's output.
   void check(const std::string& what) const;
   // Throws if anything changed at all.
@@ -48,12 +53,14 @@ class CallData {
     size_t bytes = 0;
     std::shared_ptr<Buffer> vector;  // nullptr: this rank has none
     size_t at = 0;                   // of the vector in the buffer
+    std::shared_ptr<Buffer> seen;    // of an output: what a kernel after the call read there
   };
   bool has(int32_t rank, bool input) const;
   uint64_t block_length(int32_t from, int32_t to) const;
   void make_inputs();
   void make_outputs();
   void place();
+  void fill();
   cuda::Vector view(int32_t rank, bool input) const;
   Bytes expected(int32_t rank, int32_t block) const;
   const Side& side(int32_t rank, bool input) const {
@@ -62,6 +69,9 @@ class CallData {
 
   CallShape shape_;
   int32_t world_size_;
+  uint64_t generation_ = 0;
+  bool overwrites_ = false;
+  std::vector<std::shared_ptr<Buffer>> rubbish_;
   std::vector<Side> inputs_;
   std::vector<Side> outputs_;
 };

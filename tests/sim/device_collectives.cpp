@@ -23,6 +23,12 @@ constexpr uint32_t kCallsPerGroup = 16;
 #define PYCOLL_FEW_THREADS 1
 #endif
 
+#if defined(PYCOLL_FEW_THREADS)
+constexpr uint64_t kMostRanks = 5;
+#else
+constexpr uint64_t kMostRanks = 8;
+#endif
+
 cuda::Geometry draw_geometry(Rng& rng, int32_t world_size) {
   cuda::Geometry geometry = small_geometry(world_size);
   geometry.depth = rng.one_in(3) ? 4 : 2;
@@ -77,6 +83,21 @@ class Batch {
   }
   void run() {
     group_.run();
+    check_all();
+  }
+  // All calls so far as a captured graph, run again and again, on new data.
+  void replay(int times) {
+    const DeviceGroup::Graph graph = group_.capture();
+    for (int i = 0; i < times; ++i) {
+      group_.launch(graph);
+      run();
+      for (const auto& call : calls_) call->renew();
+    }
+  }
+  void forget() { calls_.clear(), names_.clear(), keep_.clear(); }
+
+ private:
+  void check_all() {
     for (int32_t rank = 0; rank < group_.world_size(); ++rank) {
       const cuda::ErrorRecord& error = group_.host(rank).error;
       check(error.trouble == 0,
@@ -90,7 +111,6 @@ class Batch {
     for (size_t i = 0; i < calls_.size(); ++i) calls_[i]->check(names_[i]);
   }
 
- private:
   DeviceGroup group_;
   std::vector<std::unique_ptr<CallData>> calls_;
   std::vector<std::string> names_;
@@ -148,6 +168,38 @@ const std::vector<const Algorithm*>& message_algorithms() {
   return all;
 }
 
+void add_all_reduce(Batch& batch, Rng& rng, uint64_t index, uint32_t sequence) {
+  CallShape shape = draw_shape(rng, index);
+  shape.dtype = draw_fast(rng);
+  shape.op = rng.one_in(3) ? ReduceOp::avg : ReduceOp::sum;
+  shape.contents = Contents::any;  // all of them sum in rank order
+  auto kind = static_cast<Kind>(rng.below(static_cast<uint64_t>(Kind::kCount)));
+  const uint64_t limit = cuda::one_shot_ll_limit(batch.group().geometry());
+  const bool fits = shape.count * size_of(shape.dtype) <= limit;
+  if (kind == Kind::ll && !fits) kind = Kind::one_shot;
+  if (kind == Kind::one_shot && fits && rng.one_in(3)) kind = Kind::ll;
+  CallData& data = batch.add(shape, kKinds[static_cast<size_t>(kind)]);
+  launch_all_reduce(batch.group(), data, kind, sequence);
+  data.launch_use(batch.group());
+}
+
+void add_program(Batch& batch, Rng& rng, uint64_t index, uint32_t sequence) {
+  const auto& rows = message_algorithms();
+  const Algorithm& row = *rows[index % rows.size()];
+  CallShape shape = draw_shape(rng, index * 41);
+  shape.collective = row.collective;
+  const auto world = static_cast<uint64_t>(batch.group().world_size());
+  shape.root = static_cast<int32_t>(rng.below(world));
+  shape.dtype = rng.one_in(2) ? draw_fast(rng) : draw_reducible(rng);
+  const bool reduces = traits_of(row.collective).reduces;
+  shape.op = reduces ? draw_op(rng, shape.dtype) : ReduceOp::none;
+  if (!reduces) shape.contents = Contents::any;
+  if (row.collective == Collective::barrier) shape.count = 0;
+  CallData& data = batch.add(shape, std::string(row.name));
+  launch_program(batch.group(), data, std::string(row.name), batch.keep(), sequence);
+  data.launch_use(batch.group());
+}
+
 }  // namespace
 
 uint64_t size_of_case(uint64_t index) {
@@ -165,17 +217,7 @@ uint64_t all_reduce_suite(const Settings& settings, uint64_t cases) {
   while (done < cases) {
     Batch batch(settings, rng, 1 + static_cast<int32_t>(done / kCallsPerGroup % 8));
     for (uint32_t i = 0; i < kCallsPerGroup; ++i, ++done) {
-      CallShape shape = draw_shape(rng, done * 37 + settings.seed);
-      shape.dtype = draw_fast(rng);
-      shape.op = rng.one_in(3) ? ReduceOp::avg : ReduceOp::sum;
-      shape.contents = Contents::any;  // all of them sum in rank order
-      auto kind = static_cast<Kind>(rng.below(static_cast<uint64_t>(Kind::kCount)));
-      const uint64_t limit = cuda::one_shot_ll_limit(batch.group().geometry());
-      const bool fits = shape.count * size_of(shape.dtype) <= limit;
-      if (kind == Kind::ll && !fits) kind = Kind::one_shot;
-      if (kind == Kind::one_shot && fits && rng.one_in(3)) kind = Kind::ll;
-      CallData& data = batch.add(shape, kKinds[static_cast<size_t>(kind)]);
-      launch_all_reduce(batch.group(), data, kind, i);
+      add_all_reduce(batch, rng, done * 37 + settings.seed, i);
     }
     batch.run();
   }
@@ -184,30 +226,37 @@ uint64_t all_reduce_suite(const Settings& settings, uint64_t cases) {
 
 uint64_t program_suite(const Settings& settings, uint64_t cases) {
   Rng rng(settings.seed * 103 + 11);
-  const auto& rows = message_algorithms();
   uint64_t done = 0;
   while (done < cases) {
-#if defined(PYCOLL_FEW_THREADS)
-    const auto world_size = static_cast<int32_t>(1 + rng.below(5));
-#else
-    const auto world_size = static_cast<int32_t>(1 + rng.below(8));
-#endif
-    Batch batch(settings, rng, world_size);
+    Batch batch(settings, rng, static_cast<int32_t>(1 + rng.below(kMostRanks)));
     for (uint32_t i = 0; i < kCallsPerGroup; ++i, ++done) {
-      const Algorithm& row = *rows[(done * 7 + settings.seed) % rows.size()];
-      CallShape shape = draw_shape(rng, done * 41 + settings.seed);
-      shape.collective = row.collective;
-      shape.root = static_cast<int32_t>(rng.below(static_cast<uint64_t>(world_size)));
-      shape.dtype = rng.one_in(2) ? draw_fast(rng) : draw_reducible(rng);
-      const bool reduces = traits_of(row.collective).reduces;
-      shape.op = reduces ? draw_op(rng, shape.dtype) : ReduceOp::none;
-      if (!reduces) shape.contents = Contents::any;
-      if (row.collective == Collective::barrier) shape.count = 0;
-      if (shape.op == ReduceOp::premul_sum) shape.op = ReduceOp::sum;
-      CallData& data = batch.add(shape, std::string(row.name));
-      launch_program(batch.group(), data, std::string(row.name), batch.keep(), i);
+      add_program(batch, rng, done + settings.seed, i);
     }
     batch.run();
+  }
+  return done;
+}
+
+uint64_t replay_suite(const Settings& settings, uint64_t cases) {
+  Rng rng(settings.seed * 131 + 29);
+  constexpr uint32_t kGraphCalls = 6, kEagerCalls = 3;
+  constexpr int kReplays = 4;
+  uint64_t done = 0;
+  while (done < cases) {
+    Batch batch(settings, rng, static_cast<int32_t>(1 + rng.below(kMostRanks)));
+    for (int graph = 0; graph < 2; ++graph) {
+      for (const uint32_t calls : {kGraphCalls, kEagerCalls}) {
+        for (uint32_t i = 0; i < calls; ++i, ++done) {
+          if (rng.one_in(2)) {
+            add_all_reduce(batch, rng, rng.next() >> 8, i);
+          } else {
+            add_program(batch, rng, rng.next() >> 8, i);
+          }
+        }
+        calls == kGraphCalls ? batch.replay(kReplays) : batch.run();
+        batch.forget();
+      }
+    }
   }
   return done;
 }

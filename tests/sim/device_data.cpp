@@ -61,8 +61,12 @@ Buffer::Buffer(size_t bytes, size_t offset) : offset_(offset), bytes_(bytes) {
   auto* memory =
       static_cast<std::byte*>(std::malloc(offset + bytes + (offset + bytes == 0 ? 1 : 0)));
   if (memory == nullptr) throw std::bad_alloc();
-  std::memset(memory, 0xa5, offset + bytes);
   memory_.reset(memory);
+  std::memset(memory, 0xa5, offset + bytes);
+}
+
+void Buffer::poison() {
+  if (bytes_ > 0) std::memset(data(), 0xa5, bytes_);
 }
 
 void Buffer::fill(const Bytes& contents) {

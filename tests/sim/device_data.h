@@ -21,6 +21,7 @@ class Buffer {
   std::byte* data() const { return memory_.get() + offset_; }
   size_t size() const { return bytes_; }
   void fill(const Bytes& contents);
+  void poison();  // as it was at first
   Bytes contents() const { return {data(), data() + bytes_}; }
 
  private:

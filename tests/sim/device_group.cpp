@@ -108,6 +108,19 @@ void StreamAccess::enqueue(cudaStream_t handle, Grid grid) {
   stream.waiting.push_back(std::move(grid));
 }
 
+DeviceGroup::Graph DeviceGroup::capture() {
+  Graph graph;
+  for (Stream& stream : streams_) graph.push_back(std::exchange(stream.waiting, {}));
+  return graph;
+}
+
+void DeviceGroup::launch(const Graph& graph) {
+  for (size_t rank = 0; rank < graph.size(); ++rank) {
+    auto& waiting = streams_[rank].waiting;
+    waiting.insert(waiting.end(), graph[rank].begin(), graph[rank].end());
+  }
+}
+
 void DeviceGroup::launch_next(Executor& executor, Stream& stream) {
   if (stream.waiting.empty()) return;
   Grid grid = std::move(stream.waiting.front());

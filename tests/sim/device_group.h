@@ -33,6 +33,11 @@ class DeviceGroup {
   // Ranks are on one GPU: kernels of different ranks run one after the other, in turns.
   void share_device() { shared_ = true; }
 
+  // What was launched since the last run, taken off the streams, as a captured graph.
+  using Graph = std::vector<std::deque<Grid>>;
+  Graph capture();
+  void launch(const Graph& graph);
+
   // Runs everything that was launched: each rank's kernels in order, ranks as far apart as their
   // protocols let them be.
   Stats run();

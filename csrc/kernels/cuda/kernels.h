@@ -43,8 +43,18 @@ struct Vector {
 };
 
 // ---- Ranks on different devices: kernels that wait for their peers' kernels. Blocks with the same
-// index must be resident on all ranks at a time, so the device must have room for the whole grid
-// (at most Geometry::blocks or lanes * fifos blocks of Geometry::threads). ----
+// index must be resident on all ranks at a time, and lanes of a Program wait for each other: a
+// device must have room for the whole grid of a call, of a batch of messages beside it, and of
+// other ranks on it. A block takes up to 512 threads and 64 K registers, so one multiprocessor each
+// is enough. ----
+
+// The largest grids that a Geometry leads to. Choose its fifos, message_fifos and blocks so that
+// the sum has room on the smallest device of the group.
+struct GridLimits {
+  int32_t collective = 0;
+  int32_t messages = 0;
+};
+GridLimits grid_limits(const Geometry& geometry);
 
 // Runs a Program (or a batch of messages) over FIFOs and windows. Any collective; in place as
 // program.h says.

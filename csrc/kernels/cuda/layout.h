@@ -27,7 +27,7 @@ constexpr int kMaxRanks = 16;
 struct Geometry {
   int32_t world_size = 1;
   int32_t fifos = 16;              // a pair of ranks, in each direction, for collectives
-  int32_t message_fifos = 4;       // the same for send and recv, which may run beside a collective
+  int32_t message_fifos = 2;       // the same for send and recv, which may run beside a collective
   int32_t depth = 4;               // slots of a FIFO: a power of two, 2 at least
   uint32_t slot_bytes = 64 << 10;  // of a slot, a multiple of 64
   int32_t blocks = 64;             // blocks that meet in windows

@@ -155,6 +155,10 @@ ProgramCut cut_program(const Geometry& g, const ProgramCall& call) {
   return result;
 }
 
+GridLimits grid_limits(const Geometry& g) {
+  return {std::max(g.blocks, kMaxLanes * g.fifos), 2 * (g.world_size - 1) * g.message_fifos};
+}
+
 ProgramPlan plan_program(const Geometry& geometry, const ProgramCall& call) {
   return cut_program(geometry, call).plan;
 }

@@ -1,0 +1,119 @@
+"""What nvcc makes of the device kernels: everything in registers, wide accesses, the right flags.
+
+Each kernel's PTX is looked at on its own: what it waits and releases with, how wide it loads.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+import native_build
+
+KERNELS = native_build.ROOT / "csrc" / "kernels" / "cuda"
+SOURCES = ["all_reduce", "executor", "shared_device"]
+ARCHITECTURES = ["80", "90", "100"]
+
+# Kernels by a part of their mangled names: those that wait for peers, and by what.
+WAITS = {
+    "run_program_kernel": ["ld.acquire.sys.b64", "ld.acquire.sys.b32", "st.release.sys.b64"],
+    "one_shot_kernel": ["ld.acquire.sys.b64", "st.release.sys.b64"],
+    "two_shot_kernel": ["ld.acquire.sys.b64", "st.release.sys.b64"],
+    "two_shot_direct_kernel": ["ld.acquire.sys.b64", "st.release.sys.b64"],
+    "one_shot_ll_kernel": [
+        *("ld.relaxed.sys.b64", "st.relaxed.sys.b64"),  # data and flag in one
+        *("ld.acquire.sys.b32", "st.release.sys.b32"),  # credits
+    ],
+}
+NEVER_WAIT = ["reduce_many_kernel", "copy_many_kernel", "cast_kernel", "scale_any_kernel"]
+# Element by element, and four bytes of data at a time.
+NARROW = ["scale_any_kernel", "one_shot_ll_kernel", "reduce_many_kernelINS0_15AnyOp"]
+
+
+@pytest.fixture(scope="module")
+def nvcc() -> str:
+    homes = [os.environ.get("CUDA_HOME", ""), "/usr/local/cuda"]
+    inside = [str(Path(home) / "bin" / "nvcc") for home in homes if home]
+    found = next((path for path in inside if os.access(path, os.X_OK)), native_build.find("nvcc"))
+    if not found:
+        pytest.skip("nvcc not found (set CUDA_HOME, or put it on PATH)")
+    return found
+
+
+def compile_kernels(nvcc: str, source: str, *options: str | Path) -> str:
+    common = ["-std=c++20", "-O3", "-fmad=false", "-I", native_build.ROOT / "csrc"]
+    done = native_build.run([nvcc, *common, *options, KERNELS / f"{source}.cu"], 600)
+    assert done.returncode == 0, done.stdout
+    assert "warning" not in done.stdout, done.stdout
+    return done.stdout
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_kernels_keep_everything_in_registers(nvcc, tmp_path, source, architecture):
+    report = compile_kernels(
+        nvcc, source, f"-arch=sm_{architecture}", "-Xptxas", "-v", "-c", "-o", tmp_path / "out.o"
+    )
+    kernels = re.findall(r"Compiling entry function '(\w+)'", report)
+    frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", report)
+    assert len(kernels) == len(frames) >= 5, report
+    assert set(frames) == {("0", "0")}, report
+
+
+@pytest.fixture(scope="module")
+def kernels(nvcc, tmp_path_factory) -> dict[str, str]:
+    """PTX of each kernel by its mangled name."""
+    found = {}
+    for source in SOURCES:
+        ptx_file = tmp_path_factory.mktemp("ptx") / f"{source}.ptx"
+        compile_kernels(nvcc, source, "-arch=compute_80", "-ptx", "-o", ptx_file)
+        for text in ptx_file.read_text().split(".entry ")[1:]:
+            found[text.split("(")[0].strip()] = text
+    return found
+
+
+def those(kernels: dict[str, str], part: str) -> dict[str, str]:
+    # Lengths stand before names, so that "two_shot_kernel" is no part of another's.
+    chosen = {name: ptx for name, ptx in kernels.items() if re.search(rf"\d{part}", name)}
+    assert chosen, f"no kernel is called {part}"
+    return chosen
+
+
+@pytest.mark.timeout(600)
+def test_nothing_bypasses_coherence(kernels):
+    assert len(kernels) >= 25
+    for name, ptx in kernels.items():
+        assert "ld.global.nc" not in ptx, f"{name}: peers write what kernels read"
+        assert not re.search(r"\b(membar|fence|volatile)\b", ptx), name
+
+
+@pytest.mark.timeout(600)
+def test_flags_between_ranks_are_acquired_and_released(kernels):
+    for part, instructions in WAITS.items():
+        for name, ptx in those(kernels, part).items():
+            for instruction in instructions:
+                assert instruction in ptx, f"{name}: {instruction} is missing"
+            narrower = re.findall(r"(?:ld\.acquire|st\.release)\.(?:cta|gpu)[.\w]*", ptx)
+            assert not narrower, f"{name}: peers are outside that scope: {narrower}"
+
+
+@pytest.mark.timeout(600)
+def test_kernels_of_a_shared_gpu_wait_for_nobody(kernels):
+    for part in NEVER_WAIT:
+        for name, ptx in those(kernels, part).items():
+            assert not re.search(r"ld\.(acquire|relaxed)|nanosleep|bar\.sync", ptx), name
+
+
+@pytest.mark.timeout(600)
+def test_vectors_move_sixteen_bytes_at_a_time(kernels):
+    for name, ptx in kernels.items():
+        if any(part in name for part in NARROW):
+            continue
+        for access in ("ld", "st"):
+            wide = re.findall(rf"{access}\.global\.v4\.[bfu]32", ptx)
+            assert len(wide) >= 3, f"{name}: {len(wide)} wide accesses by {access}"
