@@ -1,0 +1,75 @@
+"""Bugs put into the device kernels are found, each by the tool that is there for it.
+
+A mutant that survives fails its test. device_mutants.py is the table.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+import native_build
+from device_mutants import MUTANTS, Mutant
+
+CASES = {"thread": 64, "address": 200, "": 200}
+SEEDS = range(6)
+OPTIONS = "TSAN_OPTIONS=halt_on_error=1 exitcode=66"
+DEADLINE_S = 120
+
+# Each mutant is compiled; the first one of a build compiles everything.
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.timeout(native_build.BUILD_DEADLINE_S + DEADLINE_S * len(SEEDS)),
+]
+
+
+@pytest.fixture(scope="module")
+def tree():
+    """The copy of the sources, unchanged before and after."""
+    reason = native_build.why_no_cuda_headers() or native_build.why_no_sanitizer("thread")
+    if reason:
+        pytest.skip(reason)
+    native_build.sync()
+    yield native_build.SOURCE
+    native_build.sync()
+    for build in CASES:  # nobody shall run the last mutant by mistake
+        where = native_build.PLACE / "sim" / (build or "plain")
+        (where / "device_kernels").unlink(missing_ok=True)
+
+
+def run_check(build: str, check: str, seed: int):
+    program = native_build.build(build, "device_kernels", project="sim") / "device_kernels"
+    command = ["env", OPTIONS, program, check, str(CASES[build]), str(seed)]
+    return native_build.run(command, DEADLINE_S)
+
+
+def substitute(tree, mutant: Mutant) -> None:
+    text = (native_build.ROOT / mutant.file).read_text()
+    assert text.count(mutant.find) == 1, (
+        f"{mutant.name}: {mutant.file} has {text.count(mutant.find)} places like\n{mutant.find}\n"
+        "Bring the table up to date with the code"
+    )
+    (tree / mutant.file).write_text(text.replace(mutant.find, mutant.replace))
+
+
+def test_the_checks_pass_without_a_mutant(tree):
+    for build, check in sorted({(mutant.build, mutant.check) for mutant in MUTANTS}):
+        for seed in SEEDS:
+            done = run_check(build, check, seed)
+            assert done.returncode == 0, f"{build} {check}: {done.stdout[:3000]}"
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_is_caught(tree, mutant):
+    native_build.sync()  # takes the last mutant back
+    substitute(tree, mutant)
+    for seed in SEEDS:
+        done = run_check(mutant.build, mutant.check, seed)
+        if done.returncode != 0:
+            break
+    assert done.returncode != 0, (
+        f"SURVIVED: {mutant.name} ({mutant.breaks}) passes {mutant.check}:\n{done.stdout[-2000:]}"
+    )
+    assert any(sign in done.stdout for sign in mutant.signs), (
+        f"{mutant.check} failed, but not for what {mutant.name} breaks ({mutant.breaks}):\n"
+        f"{done.stdout[-3000:]}"
+    )
