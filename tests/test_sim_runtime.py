@@ -39,6 +39,7 @@ ENVIRONMENT = {
     },
     "errors/no_device": {"PYCOLL_SIM_DEVICES": "0"},
 }
+GROUPS = ["memory", "streams", "graphs", "errors", "driver", "processes"]
 # They are tests of their own: below.
 APART = ["memory/past_the_end", "errors/faults_of_environment", "errors/nobody_answers"]
 # The host writes where a copy may be reading, to see that it does; that is a race.
@@ -81,13 +82,13 @@ def check_clean(done, name: str) -> None:
 
 @pytest.mark.parametrize("sanitizer", BUILDS)
 def test_semantics(sanitizer):
-    for name in scenarios(sanitizer, "memory", "streams", "graphs", "errors", "processes"):
+    for name in scenarios(sanitizer, *GROUPS):
         check_clean(run(sanitizer, name), name)
 
 
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_semantics_hold_in_random_schedules(seed):
-    for name in scenarios("", "memory", "streams", "graphs", "processes"):
+    for name in scenarios("", "memory", "streams", "graphs", "driver", "processes"):
         check_clean(run("", name, PYCOLL_SIM_SEED=str(seed)), name)
 
 

@@ -46,7 +46,7 @@ void set_peer_access(int device, int peer, bool possible);
 struct Counters {
   uint64_t calls;           // of the runtime API
   uint64_t launches;        // kernels that started, those of graphs too
-  uint64_t copies;          // copies and fills that ran, and frees in the order of a stream
+  uint64_t copies;          // that ran: copies, fills, frees on a stream, values written
   uint64_t host_functions;  // that ran
   uint64_t graph_launches;
   uint64_t spins;  // turns of wait loops inside kernels

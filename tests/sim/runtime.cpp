@@ -24,6 +24,7 @@ std::vector<RuntimeScenario> all_scenarios() {
                              {"streams", stream_scenarios()},
                              {"graphs", graph_scenarios()},
                              {"errors", error_scenarios()},
+                             {"driver", driver_scenarios()},
                              {"processes", process_scenarios()},
                              {"unordered", races(false)},
                              {"ordered", races(true)}}) {

@@ -24,6 +24,7 @@ std::vector<RuntimeScenario> memory_scenarios();
 std::vector<RuntimeScenario> stream_scenarios();
 std::vector<RuntimeScenario> graph_scenarios();
 std::vector<RuntimeScenario> error_scenarios();
+std::vector<RuntimeScenario> driver_scenarios();
 std::vector<RuntimeScenario> process_scenarios();
 // For ThreadSanitizer, which must report each of them unless it is ordered.
 std::vector<RuntimeScenario> races(bool ordered);

@@ -1,3 +1,5 @@
+#include <malloc.h>
+
 #include <atomic>
 #include <thread>
 
@@ -223,6 +225,51 @@ void many_threads() {
   REQUIRE(all_are(p, kN, kThreads * kRounds));
 }
 
+// What the runtime keeps does not grow with what it has done.
+void flat_memory() {
+  cudaStream_t stream = new_stream(), other = new_stream(cudaStreamDefault);
+  cudaEvent_t event = new_event();
+  int* p = device_ints(kN);
+  int* q = device_ints(kN);
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+  OK(launch_fill(p, 1, kN, stream));
+  OK(cudaStreamEndCapture(stream, &graph));
+  OK(cudaGraphInstantiate(&exec, graph, 0));
+  const auto rounds = [&](int count) {
+    for (int i = 0; i < count; ++i) {
+      OK(launch_add(p, 1, kN, stream));
+      OK(cudaGraphLaunch(exec, stream));
+      OK(cudaEventRecord(event, stream));
+      OK(cudaStreamWaitEvent(other, event, 0));
+      OK(cudaMemsetAsync(q, 0, 4, other));
+      OK(cudaMemsetAsync(q, 0, 4, nullptr));
+      OK(cudaStreamWaitEvent(stream, event, 0));
+      if (i % 10 == 0) OK(cudaDeviceSynchronize());
+    }
+    OK(cudaDeviceSynchronize());
+    return ::mallinfo2().uordblks;  // nothing, under sanitizers
+  };
+  const size_t before = rounds(200);
+  const size_t after = rounds(2000);
+  REQUIRE(counters().launches == 2 * 2200);
+  REQUIRE(after < before + (16 << 10));
+}
+
+__global__ void wait_for_one(unsigned* flag) {
+  while (device::load_acquire<device::Scope::system>(flag) == 0) device::spin_pause();
+}
+
+// The process ends all the same.
+void unfinished_work() {
+  cudaStream_t stream = new_stream(), held = new_stream();
+  auto* flag = reinterpret_cast<unsigned*>(pinned_ints(1));
+  OK(device::launch(&wait_for_one, device::LaunchShape{dim3(1), dim3(1)}, stream, flag));
+  hold_stream(held);
+  OK(launch_fill(device_ints(kN), 1, kN, held));
+}
+
 }  // namespace
 
 std::vector<RuntimeScenario> stream_scenarios() {
@@ -238,6 +285,8 @@ std::vector<RuntimeScenario> stream_scenarios() {
       {"destroyed_stream", "pending work goes on, the handle is dead", destroyed_stream},
       {"stream_properties", "priorities, flags, device", stream_properties},
       {"other_device", "streams and events belong to devices", other_device},
+      {"flat_memory", "thousands of operations", flat_memory},
+      {"unfinished_work", "the process ends before its streams", unfinished_work},
       {"many_threads", "the runtime is called by several threads", many_threads},
   };
 }

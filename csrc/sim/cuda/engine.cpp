@@ -67,7 +67,7 @@ void Engine::run() {
   Lock lock(runtime_.mutex);
   while (!stopping_) {
     bool moved = start_one(lock);
-    moved |= finish_remote();
+    moved |= finish_polled();
     moved |= step(lock);
     if (!moved && !stopping_) idle(lock);
   }
@@ -80,7 +80,7 @@ void Engine::run() {
 }
 
 void Engine::idle(Lock& lock) {
-  if (ready_.empty() && remote_.empty()) {
+  if (ready_.empty() && polled_.empty()) {
     work_.wait(lock);
   } else {
     work_.wait_for(lock, kPoll);
@@ -123,8 +123,8 @@ void Engine::start(const TaskPtr& task, Lock& lock) {
       return start_host_function(task);
     case Kind::kernel:
       return start_kernel(task);
-    case Kind::remote_wait:
-      return remote_.push_back(task);
+    case Kind::poll:
+      return polled_.push_back(task);
   }
 }
 
@@ -163,16 +163,22 @@ void Engine::start_kernel(const TaskPtr& task) {
   processor.executor->launch(std::move(grid));
 }
 
-bool Engine::finish_remote() {
+bool Engine::finish_polled() {
   bool any = false;
-  for (size_t i = 0; i < remote_.size();) {
-    const TaskPtr task = remote_[i];
-    const bool poisoned = runtime_.devices[task->plan.device].poison != cudaSuccess;
-    if (!poisoned && !task->shared_event->finished(task->ticket)) {
+  for (size_t i = 0; i < polled_.size();) {
+    const TaskPtr task = polled_[i];
+    bool done = runtime_.devices[task->plan.device].poison != cudaSuccess;
+    if (!done) {
+      task->timeline->enter();
+      begin_in_order(*task);
+      done = task->plan.poll();
+      task->timeline->leave();
+    }
+    if (!done) {
       ++i;
       continue;
     }
-    remote_.erase(remote_.begin() + static_cast<ptrdiff_t>(i));
+    polled_.erase(polled_.begin() + static_cast<ptrdiff_t>(i));
     finish(task);
     any = true;
   }
@@ -214,8 +220,7 @@ void Engine::finish(const TaskPtr& task) {
     task->shared_event->finish(task->ticket);
   }
   task->timeline->enter();
-  if (task->plan.kind == Kind::marker || task->plan.kind == Kind::remote_wait ||
-      device.poison != cudaSuccess) {
+  if (task->plan.kind == Kind::marker || device.poison != cudaSuccess) {
     begin_in_order(*task);
   }
   sim::signal(&task->done_key);

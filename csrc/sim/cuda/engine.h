@@ -37,7 +37,7 @@ class Engine {
   void run_memory_work(const TaskPtr& task, Lock& lock);
   void start_kernel(const TaskPtr& task);
   void start_host_function(const TaskPtr& task);
-  bool finish_remote();
+  bool finish_polled();
   bool step(Lock& lock);
   void idle(Lock& lock);
   void finish(const TaskPtr& task);
@@ -53,7 +53,7 @@ class Engine {
   uint64_t last_serial_ = 0;
   std::mt19937_64 random_;
   std::vector<TaskPtr> ready_;
-  std::vector<TaskPtr> remote_;
+  std::vector<TaskPtr> polled_;
 
   struct Processor {  // what runs the kernels of one device, or of all
     std::unique_ptr<TimeSlice> slice;

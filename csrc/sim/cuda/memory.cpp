@@ -49,6 +49,7 @@ Allocation* Memory::add(Allocation allocation) {
     if (allocation.mapping.data() == nullptr) return nullptr;
     allocation.base = allocation.mapping.data() + kPage;
   }
+  allocation.id = ++last_id_;
   std::byte* base = allocation.base;
   return &allocations_.emplace(base, std::move(allocation)).first->second;
 }

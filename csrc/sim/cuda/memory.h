@@ -33,6 +33,7 @@ struct Allocation {
   SharedFile file;       // device
   FileName imported_as;  // imported
   unsigned opened = 0;   // imported: how often
+  uint64_t id = 0;       // never used again, as addresses are
   bool freed = false;    // pool: freed in stream order, which may be later
   Mapping mapping;       // with the guard pages
 
@@ -64,6 +65,7 @@ class Memory {
  private:
   Allocation* add(Allocation allocation);
 
+  uint64_t last_id_ = 0;
   std::map<std::byte*, Allocation> allocations_;  // by address
 };
 

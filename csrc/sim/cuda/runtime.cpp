@@ -161,9 +161,8 @@ void Runtime::resolve_event_wait(Task& task) {
   if (event->recorded != nullptr && (event->shared == nullptr || event->recorded->ticket == last)) {
     task.after.push_back(event->recorded);
   } else if (last > 0) {
-    task.plan.kind = Kind::remote_wait;
-    task.shared_event = event->shared;
-    task.ticket = last;
+    task.plan.kind = Kind::poll;
+    task.plan.poll = [shared = event->shared, last] { return shared->finished(last); };
   }
 }
 

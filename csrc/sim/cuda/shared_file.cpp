@@ -21,12 +21,13 @@ uint64_t inode_of(int fd) {
   return ::fstat(fd, &status) == 0 ? status.st_ino : 0;
 }
 
-// The label of a memfd is what its link in /proc says.
+// A descriptor of a memfd links to its label in /proc.
 bool has_label(int fd, uint64_t nonce) {
   char target[256];
   const std::string link = "/proc/self/fd/" + std::to_string(fd);
   const ssize_t length = ::readlink(link.c_str(), target, sizeof(target));
-  return length > 0 && std::string(target, length).rfind("/memfd:" + label(nonce), 0) == 0;
+  const std::string expected = "/memfd:" + label(nonce) + " (deleted)";
+  return length >= 0 && std::string(target, length) == expected;
 }
 
 uint64_t new_nonce() {

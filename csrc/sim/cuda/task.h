@@ -27,7 +27,7 @@ enum class Kind : uint8_t {
   memory,         // `work` on the engine thread: copies, freeing
   host_function,  // `work` in a thread of its own
   kernel,
-  remote_wait,  // for an event of another process
+  poll,  // until `poll` says so: what another process, or a kernel, will do
 };
 
 struct Kernel {
@@ -41,6 +41,7 @@ struct Kernel {
 struct Plan {
   Kind kind = Kind::marker;
   std::function<void()> work;
+  std::function<bool()> poll;
   std::shared_ptr<const Kernel> kernel;
   std::shared_ptr<Event> records;  // the event that this marks
   std::shared_ptr<Event>
@@ -70,7 +71,7 @@ struct Task {
   std::vector<std::shared_ptr<Task>> after;  // forgotten when it starts, so that chains are freed
   std::vector<std::shared_ptr<Task>> before;
   size_t missing = 0;  // of `after`, those not done
-  // remote_wait: which record of which event. A record of a shared event: which one it is.
+  // Of a record of a shared event: which one it is.
   std::shared_ptr<SharedEvent> shared_event;
   uint64_t ticket = 0;
   bool done = false;
