@@ -27,7 +27,8 @@ SEEDS = [0, 1, 2]  # 0: round robin
 # What the report of each fault must say.
 FAULTS = {
     "divergent_barriers": r"different __syncthreads.*(wait at __syncthreads at .*:\d+)",
-    "exit_before_barrier": r"exited while others .* wait at __syncthreads.*threads 3 have exited",
+    "exit_before_barrier": r"(exited while others .* wait at __syncthreads"
+    r"|__syncthreads after threads of the block have exited).*threads 3 have exited",
     "lane_exits": r"lane.* exited.*threads 7 have exited",
     "not_in_own_mask": r"a lane is not in the mask",
     "lanes_that_are_not_there": r"mask names lanes that the last warp .* does not have",

@@ -1,33 +1,28 @@
 // What kernels are written in. Kernels include this header and launch.cuh and nothing else of CUDA
 // or of the simulator; nvcc compiles them for a GPU, and g++ or clang++ (-x c++) for the SIMT
-// executor of csrc/sim, where each CUDA thread is a fiber. What differs is in two headers:
+// executor of csrc/sim, where each CUDA thread is a fiber. What differs is in two headers,
+// on_gpu.cuh (PTX) and on_simulator.cuh (calls into the executor). Both define:
 //
-//   on_gpu.cuh        PTX
-//   on_simulator.cuh  calls into the executor, which sees every synchronisation and may switch
-//   threads there
-//
-// Both define, with the same meaning:
-//
-//   PYCOLL_DEVICE                     begins an inline device function; kernels are
-//                                     `__global__ void __launch_bounds__(N) name(...)`
-//   PYCOLL_SHARED(T, name, n)         `T name[n]` in static shared memory
-//   PYCOLL_DYNAMIC_SHARED(T, name)    `T* name`, the dynamic shared memory of the block, 16-byte
-//   aligned load_acquire<Scope>(p)            T load_acquire(T* p), and so on below: T is an
-//   unsigned integer load_relaxed<Scope>(p)              of 32 or 64 bits, p aligned to its size
-//   store_release<Scope>(p, v)
-//   store_relaxed<Scope>(p, v)        These are single accesses: a 64-bit relaxed store is never
-//   torn, so it may
-//                                     carry data and flag together. Nothing else is ordered by it.
-//   fetch_add_relaxed<Scope>(p, v)    return the value before
-//   fetch_add_acq_rel<Scope>(p, v)
-//   fetch_or_relaxed<Scope>(p, v)
-//   spin_pause()                      once in every turn of a loop that waits for another thread
-//   timer_ns()                        nanoseconds of a clock that all threads of a device share
+//   PYCOLL_DEVICE
+//       begins an inline device function; kernels are `__global__ void __launch_bounds__(N) name()`
+//   PYCOLL_SHARED(T, name, n)
+//       `T name[n]` in static shared memory
+//   PYCOLL_DYNAMIC_SHARED(T, name)
+//       `T* name`, the dynamic shared memory of the block, aligned to 16 bytes
+//   load_acquire<Scope>(p), load_relaxed<Scope>(p),
+//   store_release<Scope>(p, v), store_relaxed<Scope>(p, v)
+//       T* p, T an unsigned integer of 32 or 64 bits, p aligned to its size. Each is one access: a
+//       64-bit relaxed store may carry data and flag together, but orders nothing else.
+//   fetch_add_relaxed<Scope>(p, v), fetch_add_acq_rel<Scope>(p, v), fetch_or_relaxed<Scope>(p, v)
+//       the same T; they return the value before
+//   spin_pause()
+//       once in every turn of a loop that waits for another thread
+//   timer_ns()
+//       nanoseconds of a clock that all threads of a device share
 //
 // and CUDA's own threadIdx, blockIdx, blockDim, gridDim, __syncthreads, __syncwarp, __shfl_sync,
-// __shfl_xor_sync, __shfl_up_sync, __shfl_down_sync, __ballot_sync, __any_sync, __all_sync. As on
-// hardware, only
-// __syncthreads and __syncwarp order memory; shuffles and votes do not.
+// __shfl_xor_sync, __shfl_up_sync, __shfl_down_sync, __ballot_sync, __any_sync and __all_sync. Of
+// these only __syncthreads and __syncwarp order memory, as on hardware.
 //
 // Flags between ranks: one writer each, a counter that only grows and is compared by wrapped
 // difference, store_release<Scope::system> and load_acquire<Scope::system>. There is no fence on

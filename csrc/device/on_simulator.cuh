@@ -15,12 +15,11 @@
 #define __launch_bounds__(...)
 // The lambda's static gives each place in the source an address: the name of its array in each
 // block.
-#define PYCOLL_SHARED(T, name, n)                                                               \
-  T(&name)                                                                                      \
-  [n] = *[]() -> T(*)[n] {                                                                      \
-    static char place;                                                                          \
-    return static_cast<T(*)[n]>(::pycoll::sim::shared_array(&place, sizeof(T[n]), alignof(T))); \
-  }()
+#define PYCOLL_SHARED(T, name, n)                                       \
+  auto& name = ::pycoll::sim::static_shared<T[n]>([]() -> const void* { \
+    static char place;                                                  \
+    return &place;                                                      \
+  }())
 #define PYCOLL_DYNAMIC_SHARED(T, name) \
   T* const name = static_cast<T*>(::pycoll::sim::dynamic_shared())
 
@@ -39,6 +38,11 @@ inline void __syncwarp(unsigned mask = 0xffffffffu,
 }
 
 namespace pycoll::sim {
+
+template <class Array>
+Array& static_shared(const void* name) {
+  return *static_cast<Array*>(shared_array(name, sizeof(Array), alignof(Array)));
+}
 
 // Lanes are shuffled within segments of `width` lanes, a power of two.
 template <class T>

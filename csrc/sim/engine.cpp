@@ -1,12 +1,9 @@
 #include "sim/engine.h"
 
 #include <sched.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cstdio>
 #include <cstring>
 #include <new>
 #include <sstream>
@@ -133,9 +130,10 @@ void Engine::thread_main() {
 
 // One block of each grid at a time, so that kernels of different ranks start together.
 void Engine::admit() {
-  for (bool begun = true; begun;) {
+  const auto has_more = [](const auto& grid) { return grid->begun < grid->blocks(); };
+  for (bool begun = true; begun && std::any_of(grids_.begin(), grids_.end(), has_more);) {
     begun = false;
-    const size_t first = grids_.empty() ? 0 : schedule_.draw(grids_.size());
+    const size_t first = schedule_.draw(grids_.size());
     for (size_t i = 0; i < grids_.size(); ++i) {
       LiveGrid& grid = *grids_[(first + i) % grids_.size()];
       if (grid.begun == grid.blocks()) continue;
@@ -387,18 +385,7 @@ void Engine::fail(const std::string& why, const Block* only) const {
   } else {
     out << "round robin\n";
   }
-  const std::string report = out.str();
-  if (options_.on_failure) {
-    options_.on_failure(report);
-  } else {
-    std::fputs(report.c_str(), stderr);
-  }
-  std::fflush(stdout);
-  std::fflush(stderr);
-  // Not _exit, before which a sanitizer would look for what is not finished and choose another
-  // code.
-  ::syscall(SYS_exit_group, kFailureExitCode);
-  __builtin_unreachable();
+  end_process(out.str(), options_.on_failure);
 }
 
 // ---- simt.h ----

@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -99,5 +100,9 @@ struct Waiting {
   uint64_t changes;
 };
 std::string describe_threads(const Waiting& waiting, const Block* only);
+
+// With kFailureExitCode, after the handler has had the report, or stderr if there is none.
+[[noreturn]] void end_process(const std::string& report,
+                              const std::function<void(const std::string&)>& handler = {});
 
 }  // namespace pycoll::sim

@@ -18,13 +18,21 @@ constexpr size_t kPage = 4096;
 // many stacks overflows go into the neighbour.
 constexpr size_t kGuardedSlabs = 8192 / kStacksInSlab;
 
+// Those that were given up in the middle have left AddressSanitizer's marks.
+void forget_frames(const Stack& stack) {
+  if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(stack.base, stack.size);
+}
+
 }  // namespace
 
 StackPool::StackPool(size_t stack_bytes)
     : stack_bytes_((stack_bytes + kPage - 1) / kPage * kPage) {}
 
 StackPool::~StackPool() {
-  for (const Stack& slab : slabs_) ::munmap(slab.base, slab.size);
+  for (const Stack& slab : slabs_) {
+    forget_frames(slab);
+    ::munmap(slab.base, slab.size);
+  }
 }
 
 Stack StackPool::take() {
@@ -35,8 +43,7 @@ Stack StackPool::take() {
 }
 
 void StackPool::give_back(Stack stack) {
-  // Frames that were given up in the middle have left their marks.
-  if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(stack.base, stack.size);
+  forget_frames(stack);
   // The next fiber here does not come after this one. A new mapping is how ThreadSanitizer learns
   // that its locals are not this one's.
   if (under_tsan()) {

@@ -1,5 +1,7 @@
 #include "sim/kernel_side.h"
 
+#include <sched.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -89,13 +91,23 @@ AtomicAccess::~AtomicAccess() {
 void misaligned(const void* address, size_t alignment, Place at) {
   const auto [engine, thread] = current();
   std::ostringstream why;
-  why << "thread " << thread->number << " accesses " << alignment << " bytes at " << address
-      << ", which is not a multiple, at " << at.file << ':' << at.line;
+  if (thread != nullptr) {
+    why << "thread " << thread->number;
+  } else {
+    why << "the host";
+  }
+  why << " accesses " << alignment << " bytes at " << address << ", which is not a multiple, at "
+      << at.file << ':' << at.line;
+  if (engine == nullptr) end_process("simt: " + why.str() + "\n");
   engine->fail(why.str(), thread->block);
 }
 
 void spin_pause(Place at) {
   const auto [engine, thread] = current();
+  if (engine == nullptr) {  // the host waits
+    ::sched_yield();
+    return;
+  }
   thread->place = at;
   thread->spinning = true;
   engine->spun(*thread);

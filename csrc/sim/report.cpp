@@ -1,3 +1,7 @@
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdio>
 #include <sstream>
 #include <utility>
 
@@ -63,6 +67,21 @@ std::string describe_threads(const Waiting& waiting, const Block* only) {
   }
   if (lines > kMostLines) out << "  and " << lines - kMostLines << " more groups of threads\n";
   return out.str();
+}
+
+void end_process(const std::string& report,
+                 const std::function<void(const std::string&)>& handler) {
+  if (handler) {
+    handler(report);
+  } else {
+    std::fputs(report.c_str(), stderr);
+  }
+  std::fflush(stdout);
+  std::fflush(stderr);
+  // Not _exit, before which a sanitizer would look for what is not finished and choose another
+  // code.
+  ::syscall(SYS_exit_group, kFailureExitCode);
+  __builtin_unreachable();
 }
 
 }  // namespace pycoll::sim
