@@ -27,6 +27,7 @@ SUITES = {
     "all_reduce": (192, 1024),
     "programs": (160, 1024),
     "replay": (36, 180),
+    "barriers": (8, 80),
     "messages": (96, 480),
     "shared_device": (248, 1240),
     "cast": (93, 930),
@@ -81,6 +82,8 @@ def test_kernels_are_right(kernels, sanitizer, suite, seed):
 @pytest.mark.parametrize("suite", SUITES)
 def test_many_schedules(kernels, sanitizer, seeds, suite):
     run = kernels(sanitizer)
+    if suite == "failures":  # it waits for real deadlines
+        seeds = min(seeds, 10)
     for seed in range(2, 2 + seeds):
         check_suite(run, suite, SUITES[suite][0], seed)
 

@@ -17,6 +17,7 @@ std::vector<Suite> pycoll::sim::tests::device_suites() {
       {"all_reduce", "hand-made all_reduce: LL, one-shot, two-shot, direct", all_reduce_suite},
       {"programs", "Programs of every collective by the executor kernel", program_suite},
       {"replay", "both as graphs that are replayed, among eager calls", replay_suite},
+      {"barriers", "what was done before a barrier is seen after it", barrier_suite},
       {"messages", "batches of send and recv beside collectives", message_suite},
       {"shared_device", "ranks that share a GPU, all types and operations", shared_device_suite},
       {"cast", "cast, scale and look for inf or NaN", cast_suite},

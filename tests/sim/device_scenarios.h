@@ -23,6 +23,7 @@ constexpr uint64_t kSizes = 71 + 3 * 6 + 4;
 uint64_t all_reduce_suite(const Settings& settings, uint64_t cases);
 uint64_t program_suite(const Settings& settings, uint64_t cases);
 uint64_t replay_suite(const Settings& settings, uint64_t cases);
+uint64_t barrier_suite(const Settings& settings, uint64_t cases);
 uint64_t message_suite(const Settings& settings, uint64_t cases);
 uint64_t shared_device_suite(const Settings& settings, uint64_t cases);
 uint64_t cast_suite(const Settings& settings, uint64_t cases);

@@ -41,6 +41,11 @@ struct FifoCounters {
   uint32_t received[kEnds];
 };
 
+// A lane's first steps, in shared memory: each acquire empties the first-level cache, so that every
+// step would wait for the second.
+constexpr int kCachedSteps = 32;
+constexpr int kStepWords = sizeof(ProgramStep) / sizeof(uint32_t);
+
 struct Range {
   uint64_t begin;
   uint64_t end;
@@ -68,16 +73,19 @@ class Executor {
  public:
   using Arguments = ExecutorArguments<typename Arithmetic::Parameters>;
 
-  PYCOLL_DEVICE Executor(const Arguments& arguments, BlockState* state, FifoCounters* counters)
+  PYCOLL_DEVICE Executor(const Arguments& arguments, BlockState* state, FifoCounters* counters,
+                         ProgramStep* steps)
       : in_(arguments),
         group_(arguments.group),
         state_(state),
         counters_(counters),
+        steps_(steps),
         arithmetic_(arguments.arithmetic),
         lane_(arguments.header.lane[lane_of_block(arguments)]),
         channel_(static_cast<int32_t>(blockIdx.x) % arguments.plan.channels) {}
 
   PYCOLL_DEVICE void run() {
+    load_steps();
     load_counters();
     const bool good = in_.header.step_by_step != 0 ? run_messages() : run_rounds();
     if (good) store_counters();
@@ -132,12 +140,24 @@ class Executor {
 
   // ---- The order of steps. ----
 
+  // Before the __syncthreads of load_counters().
+  PYCOLL_DEVICE void load_steps() {
+    const int words = (lane_.count < kCachedSteps ? lane_.count : kCachedSteps) * kStepWords;
+    const auto* from = reinterpret_cast<const uint32_t*>(in_.steps + lane_.first);
+    for (int i = static_cast<int>(threadIdx.x); i < words; i += static_cast<int>(blockDim.x)) {
+      reinterpret_cast<uint32_t*>(steps_)[i] = from[i];
+    }
+  }
+  PYCOLL_DEVICE ProgramStep step_at(int32_t i) const {
+    return i < kCachedSteps ? steps_[i] : in_.steps[lane_.first + i];
+  }
+
   PYCOLL_DEVICE bool run_rounds() {
     const auto channels = static_cast<uint64_t>(in_.plan.channels);
     for (uint64_t round = static_cast<uint64_t>(channel_); round < in_.plan.rounds;
          round += channels) {
       for (int32_t i = 0; i < lane_.count; ++i) {
-        const ProgramStep step = in_.steps[lane_.first + i];
+        const ProgramStep step = step_at(i);
         const uint64_t count = slice_range_of(length_of(step), round, in_.plan.slice).size();
         // Both sides skip a slice that is empty, except in the first round (program.h).
         const bool is_barrier = step.kind == static_cast<uint8_t>(StepKind::barrier);
@@ -152,7 +172,7 @@ class Executor {
   PYCOLL_DEVICE bool run_messages() {
     const auto channels = static_cast<uint64_t>(in_.plan.channels);
     for (int32_t i = 0; i < lane_.count; ++i) {
-      const ProgramStep step = in_.steps[lane_.first + i];
+      const ProgramStep step = step_at(i);
       const Range whole = length_of(step);
       for (uint64_t round = static_cast<uint64_t>(channel_);
            round == 0 || round * in_.plan.slice < whole.size(); round += channels) {
@@ -352,6 +372,7 @@ class Executor {
   const GroupView& group_;
   BlockState* state_;
   FifoCounters* counters_;
+  ProgramStep* steps_;
   const Arithmetic arithmetic_;
   const ProgramLane& lane_;
   const int32_t channel_;
@@ -365,8 +386,9 @@ __global__ void __launch_bounds__(kMaxThreads, 1) run_program_kernel(
     PYCOLL_GRID_CONSTANT ExecutorArguments<typename Arithmetic::Parameters> arguments) {
   PYCOLL_SHARED(BlockState, state, 1);
   PYCOLL_SHARED(FifoCounters, counters, 1);
+  PYCOLL_SHARED(ProgramStep, steps, kCachedSteps);
   begin_block(state);
-  Executor<Arithmetic>(arguments, state, counters).run();
+  Executor<Arithmetic>(arguments, state, counters, steps).run();
 }
 
 }  // namespace pycoll::cuda

@@ -34,8 +34,10 @@ struct Arithmetic {
 // Whether the kernels can combine elements of that kind; the pairs of find_reduce_kernels().
 bool can_reduce(DType dtype, ReduceOp op);
 
-// A caller's vector in device memory: `blocks` blocks of count[i] elements. One block that is cut
-// into chunks, or one a chunk (all_gather's output: one a rank). `blocks` 0: this rank has none.
+// A caller's vector in device memory: `blocks` blocks of count[i] elements. Either one block, which
+// is cut into chunks (all_reduce, broadcast, reduce, and what is one block anyway), or, where a
+// collective has a block a rank, that many, also if they lie together. `blocks` 0: this rank has
+// none.
 struct Vector {
   void* block[kMaxRanks] = {};
   uint64_t count[kMaxRanks] = {};

@@ -26,14 +26,14 @@ constexpr int kMaxRanks = 16;
 // launch geometry, so ranks with different capabilities agree on the least of each.
 struct Geometry {
   int32_t world_size = 1;
-  int32_t fifos = 16;              // a pair of ranks, in each direction, for collectives
-  int32_t message_fifos = 2;       // the same for send and recv, which may run beside a collective
-  int32_t depth = 4;               // slots of a FIFO: a power of two, 2 at least
-  uint32_t slot_bytes = 64 << 10;  // of a slot, a multiple of 64
-  int32_t blocks = 64;             // blocks that meet in windows
+  int32_t fifos = 32;               // a pair of ranks, in each direction, for collectives
+  int32_t message_fifos = 2;        // the same for send and recv, which may run beside a collective
+  int32_t depth = 4;                // slots of a FIFO: a power of two, 2 at least
+  uint32_t slot_bytes = 128 << 10;  // of a slot, a multiple of 64
+  int32_t blocks = 64;              // blocks that meet in windows
   uint32_t window_bytes = 128 << 10;  // a block has two, a multiple of 64
   uint32_t packets = 1024;            // 4-byte words a block and peer for one_shot_ll, twice
-  uint64_t scratch_bytes = 16 << 20;  // accumulators of all blocks, private
+  uint64_t scratch_bytes = 32 << 20;  // accumulators of all blocks, private
   int32_t threads = 512;              // a block: at most, and a multiple of 32 on hardware
 
   int32_t all_fifos() const { return fifos + message_fifos; }
