@@ -1,6 +1,9 @@
 #include <malloc.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <chrono>
+#include <cstdlib>
 #include <thread>
 
 #include "runtime.h"
@@ -270,6 +273,28 @@ void unfinished_work() {
   OK(launch_fill(device_ints(kN), 1, kN, held));
 }
 
+// Libraries free what they have when the process ends, after the runtime has.
+void call_after_the_end() {
+  void* p = nullptr;
+  if (cudaMalloc(&p, 4) != cudaErrorCudartUnloading) ::_exit(1);
+  if (cudaDeviceSynchronize() != cudaErrorCudartUnloading) ::_exit(1);
+}
+
+void after_the_end() {
+  std::atexit(call_after_the_end);  // before the first work: it is called after the runtime's own
+  unfinished_work();
+}
+
+// Nobody waits for ever because another thread ends the process.
+void end_while_waiting() {
+  std::atexit([] { std::this_thread::sleep_for(std::chrono::milliseconds(20)); });
+  unfinished_work();
+  std::thread([] {
+    if (cudaDeviceSynchronize() != cudaErrorCudartUnloading) ::_exit(1);
+  }).detach();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+}
+
 }  // namespace
 
 std::vector<RuntimeScenario> stream_scenarios() {
@@ -287,6 +312,8 @@ std::vector<RuntimeScenario> stream_scenarios() {
       {"other_device", "streams and events belong to devices", other_device},
       {"flat_memory", "thousands of operations", flat_memory},
       {"unfinished_work", "the process ends before its streams", unfinished_work},
+      {"after_the_end", "calls after the runtime has ended", after_the_end},
+      {"end_while_waiting", "the process ends while a thread waits", end_while_waiting},
       {"many_threads", "the runtime is called by several threads", many_threads},
   };
 }

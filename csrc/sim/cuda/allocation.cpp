@@ -37,13 +37,20 @@ cudaError_t allocate_pinned(const Call& call, void** pointer, size_t bytes, unsi
   return cudaSuccess;
 }
 
-// Freeing waits for all that might still use the memory: of its device, or of all of them.
-void wait_for_users(const Call& call, const Allocation& allocation) {
-  const bool everywhere = !allocation.on_device();
-  for (int device = 0; device < static_cast<int>(call.runtime.devices.size()); ++device) {
-    if (!everywhere && device != allocation.device) continue;
-    call.runtime.wait_for(call.lock, call.runtime.tails_of_device(device));
+// Freeing waits for all that might still use the memory: of its device, or of all of them. On a
+// device that has failed nothing uses it any more.
+cudaError_t wait_for_users(const Call& call, int device) {
+  const auto tails = call.runtime.tails_of_device(device);
+  const cudaError_t error = call.runtime.wait_for(call.lock, tails, device);
+  return error == cudaErrorCudartUnloading ? error : cudaSuccess;
+}
+
+cudaError_t wait_for_users(const Call& call, bool on_device, int device) {
+  if (on_device) return wait_for_users(call, device);
+  for (int each = 0; each < static_cast<int>(call.runtime.devices.size()); ++each) {
+    if (const cudaError_t error = wait_for_users(call, each)) return error;
   }
+  return cudaSuccess;
 }
 
 cudaError_t free_memory(const Call& call, void* pointer, std::initializer_list<MemoryKind> kinds,
@@ -55,8 +62,11 @@ cudaError_t free_memory(const Call& call, void* pointer, std::initializer_list<M
                        std::find(kinds.begin(), kinds.end(), found->kind) != kinds.end();
     return right ? found : nullptr;
   };
-  if (find() == nullptr) return wrong;
-  wait_for_users(call, *find());
+  const Allocation* found = find();
+  if (found == nullptr) return wrong;
+  if (const cudaError_t error = wait_for_users(call, found->on_device(), found->device)) {
+    return error;
+  }
   Allocation* still = find();  // another thread may have freed it meanwhile
   if (still == nullptr) return wrong;
   call.runtime.memory.release(still);

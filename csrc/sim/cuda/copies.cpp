@@ -96,9 +96,7 @@ cudaError_t copy(const Call& call, const Copy& what, cudaStream_t on, bool block
   TaskPtr posted;
   if (const cudaError_t error = runtime.submit(*stream, std::move(plan), &posted)) return error;
   if (posted != nullptr && (blocking || hosts || to.where == Where::pageable)) {
-    const int device = stream->device;
-    runtime.wait_for(call.lock, {posted});
-    return runtime.devices[device].poison;
+    return runtime.wait_for(call.lock, {posted}, stream->device);
   }
   return cudaSuccess;
 }

@@ -71,10 +71,7 @@ void Engine::run() {
     moved |= step(lock);
     if (!moved && !stopping_) idle(lock);
   }
-  // Fibers that have not ended cannot be taken apart; they go with the process.
-  for (Processor& processor : processors_) {
-    if (processor.grids > 0) processor.executor.release();
-  }
+  // Grids that are not done go with the process; the runtime is never destroyed.
   --threads_;
   changed_.notify_all();
 }

@@ -29,6 +29,7 @@ class Engine {
   void wake() { work_.notify_all(); }  // a gate has opened
   // At the end of the process: threads end, whatever is left to do.
   void stop(Lock& lock);
+  bool stopping() const { return stopping_; }
 
  private:
   void run();

@@ -175,15 +175,18 @@ cudaError_t cudaEventQuery(cudaEvent_t handle) {
 // For what is recorded now: a later record by another thread does not make it longer.
 cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
   return with_state(__func__, handle, [](const Call& call, Event& event) {
-    const int device = event.device;
+    std::vector<TaskPtr> tasks;
     if (last_is_ours(event)) {
-      if (event.recorded != nullptr) call.runtime.wait_for(call.lock, {event.recorded});
+      if (event.recorded != nullptr) tasks.push_back(event.recorded);
     } else {
       const std::shared_ptr<SharedEvent> shared = event.shared;
       const uint64_t last = shared->last();
-      while (last > 0 && !shared->finished(last)) call.runtime.engine.pause(call.lock);
+      while (last > 0 && !shared->finished(last)) {
+        if (call.runtime.engine.stopping()) return cudaErrorCudartUnloading;
+        call.runtime.engine.pause(call.lock);
+      }
     }
-    return call.runtime.devices[device].poison;
+    return call.runtime.wait_for(call.lock, tasks, event.device);
   });
 }
 

@@ -34,6 +34,7 @@ cudaError_t Runtime::enter(const char* function, Rule rule, ThreadState& thread)
   if (rule == Rule::always) return cudaSuccess;
   if (thread.in_host_function) return cudaErrorNotPermitted;
   if (fork_mark.in_child()) return cudaErrorInitializationError;
+  if (engine.stopping()) return cudaErrorCudartUnloading;
   if (devices.empty()) return cudaErrorNoDevice;
   ++counters.calls;
   if (const cudaError_t fault = faults.count(function)) return fault;
@@ -94,11 +95,13 @@ void Runtime::forget_done_orphans() {
   std::erase_if(orphans, [](const TaskPtr& task) { return task->done; });
 }
 
-void Runtime::wait_for(Lock& lock, const std::vector<TaskPtr>& tasks) {
+cudaError_t Runtime::wait_for(Lock& lock, const std::vector<TaskPtr>& tasks, int device) {
   for (const TaskPtr& task : tasks) {
-    while (!task->done) engine.wait(lock);
+    while (!task->done && !engine.stopping()) engine.wait(lock);
+    if (!task->done) return cudaErrorCudartUnloading;
     sim::wait(&task->done_key);
   }
+  return devices[device].poison;
 }
 
 cudaError_t Runtime::query(const std::vector<TaskPtr>& tasks) const {

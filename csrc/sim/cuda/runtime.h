@@ -80,7 +80,9 @@ class Runtime {
   // What a stream, or all of a device, has to do: done when these are.
   std::vector<TaskPtr> tails(const Stream& stream) const;
   std::vector<TaskPtr> tails_of_device(int device) const;
-  void wait_for(Lock& lock, const std::vector<TaskPtr>& tasks);
+  // What the device has failed with, or cudaErrorCudartUnloading: the process ends and they never
+  // will be done.
+  cudaError_t wait_for(Lock& lock, const std::vector<TaskPtr>& tasks, int device);
   cudaError_t query(const std::vector<TaskPtr>& tasks) const;
   void forget_done_orphans();
 

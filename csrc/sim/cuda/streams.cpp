@@ -76,9 +76,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   return with_stream(__func__, Rule::usual, handle, [](const Call& call, Stream& stream) {
     if (const cudaError_t error = refuse_captured(call.runtime, stream)) return error;
     if (const cudaError_t error = call.runtime.refuse_unsafe(call.thread)) return error;
-    const int device = stream.device;  // another thread may destroy the stream meanwhile
-    call.runtime.wait_for(call.lock, call.runtime.tails(stream));
-    return call.runtime.devices[device].poison;
+    return call.runtime.wait_for(call.lock, call.runtime.tails(stream), stream.device);
   });
 }
 
@@ -93,8 +91,8 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
 
 cudaError_t cudaDeviceSynchronize() {
   return api(__func__, Rule::no_capture, [](const Call& call) {
-    call.runtime.wait_for(call.lock, call.runtime.tails_of_device(call.thread.device));
-    return call.device().poison;
+    const int device = call.thread.device;
+    return call.runtime.wait_for(call.lock, call.runtime.tails_of_device(device), device);
   });
 }
 
