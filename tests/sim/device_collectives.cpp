@@ -23,11 +23,15 @@ constexpr uint32_t kCallsPerGroup = 16;
 #define PYCOLL_FEW_THREADS 1
 #endif
 
+// Up to 8 ranks most of the time, now and then as many as kernels can reach.
+int32_t draw_world_size(Rng& rng) {
 #if defined(PYCOLL_FEW_THREADS)
-constexpr uint64_t kMostRanks = 5;
+  return static_cast<int32_t>(1 + rng.below(5));
 #else
-constexpr uint64_t kMostRanks = 8;
+  const bool many = rng.one_in(12);
+  return static_cast<int32_t>(many ? 9 + rng.below(cuda::kMaxRanks - 8) : 1 + rng.below(8));
 #endif
+}
 
 cuda::Geometry draw_geometry(Rng& rng, int32_t world_size) {
   cuda::Geometry geometry = small_geometry(world_size);
@@ -168,16 +172,21 @@ const std::vector<const Algorithm*>& message_algorithms() {
   return all;
 }
 
+// Size of the index-th case where `kinds` kinds take turns: each kind comes to every size.
+uint64_t size_index(uint64_t index, uint64_t kinds) {
+  return index / kinds + index % kinds * 17;
+}
+
 void add_all_reduce(Batch& batch, Rng& rng, uint64_t index, uint32_t sequence) {
-  CallShape shape = draw_shape(rng, index);
+  constexpr auto kCount = static_cast<uint64_t>(Kind::kCount);
+  CallShape shape = draw_shape(rng, size_index(index, kCount));
   shape.dtype = draw_fast(rng);
   shape.op = rng.one_in(3) ? ReduceOp::avg : ReduceOp::sum;
   shape.contents = Contents::any;  // all of them sum in rank order
-  auto kind = static_cast<Kind>(rng.below(static_cast<uint64_t>(Kind::kCount)));
+  auto kind = static_cast<Kind>(index % kCount);
   const uint64_t limit = cuda::one_shot_ll_limit(batch.group().geometry());
   const bool fits = shape.count * size_of(shape.dtype) <= limit;
   if (kind == Kind::ll && !fits) kind = Kind::one_shot;
-  if (kind == Kind::one_shot && fits && rng.one_in(3)) kind = Kind::ll;
   CallData& data = batch.add(shape, kKinds[static_cast<size_t>(kind)]);
   launch_all_reduce(batch.group(), data, kind, sequence);
   data.launch_use(batch.group());
@@ -186,7 +195,7 @@ void add_all_reduce(Batch& batch, Rng& rng, uint64_t index, uint32_t sequence) {
 void add_program(Batch& batch, Rng& rng, uint64_t index, uint32_t sequence) {
   const auto& rows = message_algorithms();
   const Algorithm& row = *rows[index % rows.size()];
-  CallShape shape = draw_shape(rng, index * 41);
+  CallShape shape = draw_shape(rng, size_index(index, rows.size()));
   shape.collective = row.collective;
   const auto world = static_cast<uint64_t>(batch.group().world_size());
   shape.root = static_cast<int32_t>(rng.below(world));
@@ -215,9 +224,9 @@ uint64_t all_reduce_suite(const Settings& settings, uint64_t cases) {
   Rng rng(settings.seed * 101 + 7);
   uint64_t done = 0;
   while (done < cases) {
-    Batch batch(settings, rng, 1 + static_cast<int32_t>(done / kCallsPerGroup % 8));
+    Batch batch(settings, rng, draw_world_size(rng));
     for (uint32_t i = 0; i < kCallsPerGroup; ++i, ++done) {
-      add_all_reduce(batch, rng, done * 37 + settings.seed, i);
+      add_all_reduce(batch, rng, done + settings.seed * 149, i);
     }
     batch.run();
   }
@@ -228,9 +237,9 @@ uint64_t program_suite(const Settings& settings, uint64_t cases) {
   Rng rng(settings.seed * 103 + 11);
   uint64_t done = 0;
   while (done < cases) {
-    Batch batch(settings, rng, static_cast<int32_t>(1 + rng.below(kMostRanks)));
+    Batch batch(settings, rng, draw_world_size(rng));
     for (uint32_t i = 0; i < kCallsPerGroup; ++i, ++done) {
-      add_program(batch, rng, done + settings.seed, i);
+      add_program(batch, rng, done + settings.seed * 149, i);
     }
     batch.run();
   }
@@ -243,7 +252,7 @@ uint64_t replay_suite(const Settings& settings, uint64_t cases) {
   constexpr int kReplays = 4;
   uint64_t done = 0;
   while (done < cases) {
-    Batch batch(settings, rng, static_cast<int32_t>(1 + rng.below(kMostRanks)));
+    Batch batch(settings, rng, draw_world_size(rng));
     for (int graph = 0; graph < 2; ++graph) {
       for (const uint32_t calls : {kGraphCalls, kEagerCalls}) {
         for (uint32_t i = 0; i < calls; ++i, ++done) {
