@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,38 @@ def test_vectors_move_sixteen_bytes_at_a_time(kernels):
         for access in ("ld", "st"):
             wide = re.findall(rf"{access}\.global\.v4\.[bfu]32", ptx)
             assert len(wide) >= 3, f"{name}: {len(wide)} wide accesses by {access}"
+
+
+def find_disassembler(nvcc: str) -> str | None:
+    """Of the toolkit, or of the package nvidia-cuda-nvdisasm."""
+    beside = Path(nvcc).parent / "nvdisasm"
+    packages = [path for root in sys.path for path in Path(root).glob("nvidia/*/bin/nvdisasm")]
+    usable = [str(path) for path in (beside, *packages) if os.access(path, os.X_OK)]
+    return usable[0] if usable else native_build.find("nvdisasm")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("source", SOURCES)
+def test_machine_code_has_what_ptx_promised(nvcc, tmp_path, source):
+    disassembler = find_disassembler(nvcc)
+    if disassembler is None:
+        pytest.skip("nvdisasm not found (pip install nvidia-cuda-nvdisasm)")
+    cubin = tmp_path / "out.cubin"
+    compile_kernels(nvcc, source, "-arch=sm_90", "-cubin", "-o", cubin)
+    done = native_build.run([disassembler, "-c", cubin], 300)
+    assert done.returncode == 0, done.stdout[-2000:]
+    parts = done.stdout.split(".section\t.text.")[1:]
+    assert len(parts) >= 5, done.stdout[:2000]
+    for part in parts:
+        name = part.split(",")[0]
+        waits = any(re.search(rf"\d{kernel}", name) for kernel in WAITS)
+        assert not re.search(r"\bLDG\.\S*CONSTANT", part), f"{name} reads past the caches"
+        assert not re.search(r"\b(LDL|STL)\b", part), f"{name} uses local memory"
+        if not any(narrow in name for narrow in NARROW):
+            assert re.search(r"\bLDG\.E\.128\b", part), f"{name} loads no 16 bytes"
+            assert re.search(r"\bSTG\.E\.128\b", part), f"{name} stores no 16 bytes"
+        if waits:
+            assert re.search(r"\bLD\.E\S*\.STRONG\.SYS", part), name
+            assert "CCTL.IVALL" in part, f"{name}: an acquire must empty the first-level cache"
+            assert "MEMBAR.ALL.SYS" in part, f"{name}: a release must be one"

@@ -11,8 +11,8 @@
 //
 // Arithmetic follows kernels/reduce.h: partial sums of 16 and 8-bit floats are float32 and rounded
 // once; AVG divides when a sum is complete; integers wrap. Where operands are combined in the same
-// order, results are the CPU kernels' to the bit, but for the payload of NaNs under SUM, AVG and
-// PRODUCT of floats, which the hardware does not keep.
+// order, results are the CPU kernels' to the bit (nvcc -fmad=false, no fast math), but for the
+// payload of NaNs under SUM, AVG and PRODUCT of floats, which the hardware does not keep.
 #pragma once
 
 #include <cuda_runtime_api.h>

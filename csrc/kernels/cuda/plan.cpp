@@ -60,6 +60,10 @@ uint64_t most_slice(const Geometry& g, const ProgramHeader& header, const Elemen
   return limit / (kLine / e.size) * (kLine / e.size);
 }
 
+bool is_sum(ReduceOp op) {
+  return op == ReduceOp::sum || op == ReduceOp::avg || op == ReduceOp::premul_sum;
+}
+
 uint64_t longest_chunk(const CutVector& vector, int32_t chunks) {
   if (vector.chunk != 0) return std::min(vector.count[0], vector.chunk);
   const uint64_t* end = vector.count + std::min(chunks, kMaxRanks);
@@ -70,10 +74,10 @@ uint64_t longest_chunk(const CutVector& vector, int32_t chunks) {
 
 Route route_of(const Arithmetic& a) {
   if (a.op == ReduceOp::none) return Route::move;
-  if (has_fast_all_reduce(a.dtype, a.op) || a.op == ReduceOp::premul_sum) {
+  if (is_sum(a.op)) {
     switch (a.dtype) {
       case DType::float32:
-      case DType::complex64:
+      case DType::complex64:  // two of them
         return Route::float32;
       case DType::float16:
         return Route::float16;
@@ -101,7 +105,7 @@ bool can_reduce(DType dtype, ReduceOp op) {
 
 bool has_fast_all_reduce(DType dtype, ReduceOp op) {
   const bool fast = dtype == DType::float32 || dtype == DType::float16 || dtype == DType::bfloat16;
-  return fast && (op == ReduceOp::sum || op == ReduceOp::avg || op == ReduceOp::premul_sum);
+  return fast && is_sum(op);
 }
 
 CutVector cut(const Vector& vector, int32_t chunks, const Elements& e) {
