@@ -1,5 +1,6 @@
 // cudaMalloc and its relatives.
 #include <algorithm>
+#include <initializer_list>
 
 #include "sim/cuda/runtime.h"
 

@@ -4,8 +4,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <array>
-#include <initializer_list>
 #include <map>
 #include <memory>
 #include <set>
@@ -70,7 +68,8 @@ class Runtime {
   std::shared_ptr<Stream> make_stream(int device, unsigned flags, int priority);
   // Null: there is no such stream. Knows the legacy and the per-thread stream.
   std::shared_ptr<Stream> stream(cudaStream_t handle, const ThreadState& thread);
-  // Puts the plan on the stream, or into its capture. Not `posted`, if given: null when captured.
+  // Puts the plan on the stream, or into its capture. `posted`, if given, gets the task; it stays
+  // null where the plan was captured.
   cudaError_t submit(Stream& stream, Plan plan, TaskPtr* posted = nullptr);
   // Puts it behind all that is on the stream, and behind `more`.
   TaskPtr post(Stream& stream, Plan plan, std::vector<TaskPtr> more = {});
