@@ -369,6 +369,19 @@ def finish(
 ) -> Buffer:
     """Accumulators as values: AVG divides by `world_size`, then 8 and 16-bit floats round."""
 
+def sum_rows(
+    terms: Sequence[Buffer],
+    targets: Sequence[Buffer],
+    dtype: str,
+    op: str,
+    world_size: int,
+    isa: str,
+) -> bool:
+    """Stores the finished sum of all terms into every target, in one pass.
+
+    False, and nothing is done, where there is no such kernel for `op` of `dtype`.
+    """
+
 def scale(src: Buffer, dtype: str, factor: float, isa: str, out: Buffer | None = None) -> Buffer:
     """Values times a factor, rounded once: what PREMUL_SUM does to the input of each rank."""
 

@@ -266,6 +266,36 @@ def test_first_nan_payload_wins_everywhere(op: str, isa: str) -> None:
         assert (got == first).all(), f"n={n}: {[hex(x) for x in got]}"
 
 
+# ---- Several vectors in one pass ----
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("op", ["sum", "avg", "premul_sum"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_sum_rows_at_every_length_and_alignment(dtype: str, op: str, isa: str) -> None:
+    """Any number of terms and targets; some targets are terms, as in place."""
+    rows = [sample(dtype, MAX_LENGTH, seed) for seed in range(5)]
+    sums = [rows[0]]
+    for row in rows[1:]:
+        sums.append(combine(sums[-1], row, dtype, "sum"))
+    for n in range(MAX_LENGTH + 1):
+        for count, apart in ((1, 1), (2, 0), (2, 1), (3, 2), (5, 0)):
+            shift = (7 * n + count) % 61
+            terms = [in_buffer(row[:n].tobytes(), shift * (i + 1) % 64) for i, row in
+                     enumerate(rows[:count])]  # fmt: skip
+            rooms = [in_buffer(b"\xa5" * (n * rows[0].itemsize + 32), shift) for _ in range(apart)]
+            targets = [room[16:-16] for room in rooms] + terms[count // 2 :]
+            want = finish(sums[count - 1][:n], dtype, op, count).tobytes()
+            assert _core.sum_rows(terms, targets, dtype, op, count, isa)
+            for target in targets:
+                assert target.tobytes() == want, f"n={n}, {count} terms, {apart} targets apart"
+            for room in rooms:
+                assert room[:16].tobytes() + room[-16:].tobytes() == b"\xa5" * 32
+            assert [t.tobytes() for t in terms[: count // 2]] == [
+                row[:n].tobytes() for row in rows[: count // 2]
+            ]
+
+
 # ---- Refusals ----
 
 

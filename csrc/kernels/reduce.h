@@ -35,12 +35,25 @@ using FinishFn = void (*)(void* dst, const void* src, size_t n, int world_size);
 // factor is first rounded to the type, to float32 for narrower ones. dst may be exactly src.
 using ScaleFn = void (*)(void* dst, const void* src, size_t n, double factor);
 
+// Vectors of values that are summed, and the places that all get the sum. A target may be exactly a
+// term; other overlap is not allowed.
+struct SumRows {
+  const std::byte* const* terms;
+  size_t term_count;  // 1 at least
+  std::byte* const* targets;
+  size_t target_count;
+};
+// Elements [begin, end): targets[j][i] = terms[0][i] (+) terms[1][i] (+) ..., in that order, and
+// finished. The bits are those of combine and finish.
+using SumRowsFn = void (*)(const SumRows& rows, size_t begin, size_t end, int world_size);
+
 struct ReduceKernels {
   DType value;
   DType acc;
   CombineFn combine[2][2];  // by Operand of a and of b
   WidenFn widen;            // nullptr when value == acc (a plain copy)
   FinishFn finish;          // nullptr when it is the identity
+  SumRowsFn sum_rows;       // nullptr: combine and finish are all there is
   ScaleFn scale;            // PREMUL_SUM only, else nullptr: each rank scales its input first
 };
 

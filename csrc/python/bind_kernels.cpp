@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -165,6 +166,31 @@ py::object finish(const py::object& acc, const std::string& dtype, const std::st
   });
 }
 
+// False where the pair has no such kernel. All buffers have one length; a target may be a term.
+bool sum_rows(const std::vector<py::object>& terms, const std::vector<py::object>& targets,
+              const std::string& dtype, const std::string& op, int world_size,
+              const std::string& isa) {
+  const ReduceKernels& kernels = find_kernels(dtype, op, isa);
+  if (kernels.sum_rows == nullptr) return false;
+  if (terms.empty()) fail(ErrorKind::invalid_argument, "there are no terms");
+  std::deque<Buffer> buffers;
+  std::vector<const std::byte*> from;
+  std::vector<std::byte*> to;
+  const auto add = [&](const py::object& object, bool writable) {
+    const Buffer& buffer = buffers.emplace_back(object, writable);
+    if (buffer.bytes() != buffers.front().bytes()) {
+      fail(ErrorKind::invalid_argument, "buffers have ", buffers.front().bytes(), " and ",
+           buffer.bytes(), " bytes");
+    }
+    return reinterpret_cast<std::byte*>(buffer.data());
+  };
+  for (const py::object& term : terms) from.push_back(add(term, false));
+  for (const py::object& target : targets) to.push_back(add(target, true));
+  const size_t n = count_of(buffers.front(), kernels.value, "a term");
+  kernels.sum_rows({from.data(), from.size(), to.data(), to.size()}, 0, n, world_size);
+  return true;
+}
+
 py::object scale(const py::object& src, const std::string& dtype, double factor,
                  const std::string& isa, const py::object& out) {
   const ReduceKernels& kernels = find_kernels(dtype, "premul_sum", isa);
@@ -225,6 +251,10 @@ void bind_kernels(py::module_& m) {
   m.def("finish", &finish, arg("acc"), arg("dtype"), arg("op"), arg("world_size"), arg("isa"),
         arg("out") = py::none(),
         "Accumulators as values: AVG divides by `world_size`, then 8 and 16-bit floats round.");
+  m.def("sum_rows", &sum_rows, arg("terms"), arg("targets"), arg("dtype"), arg("op"),
+        arg("world_size"), arg("isa"),
+        "Stores the finished sum of all terms into every target, in one pass. False, and nothing "
+        "is done, where there is no such kernel for `op` of `dtype`.");
   m.def("scale", &scale, arg("src"), arg("dtype"), arg("factor"), arg("isa"),
         arg("out") = py::none(),
         "Values times a factor, rounded once: what PREMUL_SUM does to the input of each rank.");

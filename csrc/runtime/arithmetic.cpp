@@ -40,7 +40,7 @@ void Executor::combine_to_value(std::byte* dst, const Terms& terms, uint64_t cou
   const ReduceKernels& kernels = *in_.kernels;
   const bool same_type = kernels.acc == kernels.value;
   if (same_type && kernels.finish == nullptr) return combine_to_acc(dst, terms, count);
-  // The block after those that sum_to() may be using.
+  // The block after those that sum_terms() may be using.
   std::byte* scratch = block_.at_least(2 * kBlock * 16) + kBlock * 16;
   const int world_size = in_.program->world_size;
   for (uint64_t done = 0; done < count; done += kBlock) {
@@ -54,28 +54,38 @@ void Executor::combine_to_value(std::byte* dst, const Terms& terms, uint64_t cou
   }
 }
 
-void Executor::sum_to(Slice dst, const std::vector<const std::byte*>& terms, uint64_t count,
-                      std::byte* copy) {
+void Executor::sum_terms(Operand form, uint64_t begin, uint64_t end) {
+  const ReduceKernels& kernels = *in_.kernels;
+  if (form == Operand::value && kernels.sum_rows != nullptr) {
+    kernels.sum_rows({terms_.data(), terms_.size(), targets_.data(), targets_.size()}, begin, end,
+                     in_.program->world_size);
+    return;
+  }
   std::byte* partial = block_.at_least(2 * kBlock * 16);
-  const size_t stored = form_size(dst.form);
-  for (uint64_t done = 0; done < count; done += kBlock) {
-    const uint64_t n = std::min(kBlock, count - done);
-    const Slice to{dst.data + done * stored, dst.form};
-    if (terms.size() == 1) {
-      finish_single(to, partial, terms[0] + done * element_, n);
-    } else {
-      Terms next{terms[0] + done * element_, terms[1] + done * element_};
-      for (size_t i = 2; i < terms.size(); ++i) {
-        combine_to_acc(partial, next, n);
-        next = {partial, terms[i] + done * element_, Operand::acc, Operand::value};
-      }
-      if (dst.form == Operand::acc) {
-        combine_to_acc(to.data, next, n);
-      } else {
-        combine_to_value(to.data, next, n);
-      }
+  const size_t stored = form_size(form);
+  for (uint64_t at = begin; at < end; at += kBlock) {
+    const uint64_t n = std::min(kBlock, end - at);
+    const Slice to{targets_[0] + at * stored, form};
+    sum_block(to, partial, at, n);
+    for (size_t i = 1; i < targets_.size(); ++i) {
+      std::memcpy(targets_[i] + at * stored, to.data, n * stored);
     }
-    if (copy != nullptr) std::memcpy(copy + done * stored, to.data, n * stored);
+  }
+}
+
+// Elements [at, at + n) of all terms, into one place.
+void Executor::sum_block(Slice to, std::byte* partial, uint64_t at, uint64_t n) {
+  const uint64_t offset = at * element_;
+  if (terms_.size() == 1) return finish_single(to, partial, terms_[0] + offset, n);
+  Terms next{terms_[0] + offset, terms_[1] + offset};
+  for (size_t i = 2; i < terms_.size(); ++i) {
+    combine_to_acc(partial, next, n);
+    next = {partial, terms_[i] + offset, Operand::acc, Operand::value};
+  }
+  if (to.form == Operand::acc) {
+    combine_to_acc(to.data, next, n);
+  } else {
+    combine_to_value(to.data, next, n);
   }
 }
 

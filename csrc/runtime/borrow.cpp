@@ -11,10 +11,6 @@ namespace {
 
 // Bytes between two looks at whether the lenders are well, and at what else there is to do.
 constexpr uint64_t kPortion = 256 << 10;
-// Bytes of a vector that are summed before the sum is copied: two terms in place stay in the
-// first-level cache. Smaller pieces were slower by a tenth: each costs some calls, and a copy of
-// its own.
-constexpr uint64_t kPiece = 16 << 10;
 
 }  // namespace
 
@@ -77,26 +73,13 @@ void Executor::find_operands(const LaneState& lane, const Step& step) {
   }
 }
 
-// Elements [begin, end) of the operands: into the first target, and from there, while it is in the
-// cache, into the others.
 void Executor::combine_portion(const Step& step, uint64_t begin, uint64_t end) {
   if (step.kind == StepKind::copy_from) {
     std::memcpy(targets_[0] + begin * element_, terms_[0] + begin * element_,
                 (end - begin) * element_);
     return;
   }
-  const Operand form = step.dst.space == Space::acc ? Operand::acc : Operand::value;
-  const uint64_t piece = std::max<uint64_t>(1, kPiece / element_);
-  piece_terms_.resize(terms_.size());
-  for (uint64_t at = begin; at < end; at += piece) {
-    const uint64_t n = std::min(piece, end - at);
-    for (size_t i = 0; i < terms_.size(); ++i) piece_terms_[i] = terms_[i] + at * element_;
-    std::byte* sum = targets_[0] + at * form_size(form);
-    sum_to({sum, form}, piece_terms_, n);
-    for (size_t i = 1; i < targets_.size(); ++i) {
-      std::memcpy(targets_[i] + at * element_, sum, n * element_);
-    }
-  }
+  sum_terms(step.dst.space == Space::acc ? Operand::acc : Operand::value, begin, end);
 }
 
 // One portion at a time: the driver looks for aborts and deadlines in between.

@@ -426,9 +426,10 @@ bool Executor::reduce_from_step(LaneState& lane, const Step& step, uint64_t coun
   const Slice sum = locate(lane, step.dst);
   const Step* next = next_copy_of(lane, step.dst);
   const Slice copy = next != nullptr ? locate(lane, next->dst) : Slice{};
-  // Piece by piece, while it is in the first-level cache.
   lane.copied = copy.data != nullptr && copy.form == sum.form;
-  sum_to(sum, terms_, count, lane.copied ? copy.data : nullptr);
+  targets_.assign({sum.data});
+  if (lane.copied) targets_.push_back(copy.data);
+  sum_terms(sum.form, 0, count);
   return true;
 }
 

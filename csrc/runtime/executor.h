@@ -158,9 +158,9 @@ class Executor {
   void combine_to_acc(std::byte* dst, const Terms& terms, uint64_t count) const;
   // Combines, finishes and stores values; dst may be one of the terms.
   void combine_to_value(std::byte* dst, const Terms& terms, uint64_t count);
-  // `copy`: where the same is stored once more, in the form of dst; may be nullptr.
-  void sum_to(Slice dst, const std::vector<const std::byte*>& terms, uint64_t count,
-              std::byte* copy = nullptr);
+  // Elements [begin, end) of terms_, in their order, into each of targets_, which hold that form.
+  void sum_terms(Operand form, uint64_t begin, uint64_t end);
+  void sum_block(Slice to, std::byte* partial, uint64_t at, uint64_t n);
   void finish_single(Slice dst, std::byte* scratch, const std::byte* term, uint64_t count);
   void store(Slice dst, Slice src, uint64_t count);
 
@@ -176,9 +176,8 @@ class Executor {
   Shape shape_;
   std::vector<LaneState> lanes_;  // of all flights
   size_t lanes_left_ = 0;
+  // Of the direct step that runs.
   std::vector<const std::byte*> terms_;
-  // Of the step on peers' vectors that runs.
-  std::vector<const std::byte*> piece_terms_;
   std::vector<std::byte*> targets_;
   LeasedCall lease_;
   bool exchanging_ = false;  // waits for the peers' offers

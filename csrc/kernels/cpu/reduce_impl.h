@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/reduce_loops.h"
 #include "kernels/cpu/reduce_table.h"
+#include "kernels/cpu/sum_rows.h"
 
 namespace pycoll {
 namespace {
@@ -15,12 +16,13 @@ using element::Float8E5M2;
 
 // The kernels of an operation whose partial results have the type of the elements.
 constexpr ReduceKernels plain(DType dtype, CombineFn combine_fn, FinishFn finish_fn = nullptr,
-                              ScaleFn scale_fn = nullptr) {
+                              ScaleFn scale_fn = nullptr, SumRowsFn rows_fn = nullptr) {
   return {.value = dtype,
           .acc = dtype,
           .combine = {{combine_fn, combine_fn}, {combine_fn, combine_fn}},
           .widen = nullptr,
           .finish = finish_fn,
+          .sum_rows = rows_fn,
           .scale = scale_fn};
 }
 
@@ -33,6 +35,7 @@ constexpr ReduceKernels fused(DType value, DType acc, FinishFn finish_fn, ScaleF
                       {combine<Acc, Value, Acc, Op>, combine<Acc, Acc, Acc, Op>}},
           .widen = widen<Value, Acc>,
           .finish = finish_fn,
+          .sum_rows = nullptr,
           .scale = scale_fn};
 }
 
@@ -47,6 +50,7 @@ constexpr ReduceKernels widened(DType value, DType acc, FinishFn finish_fn, Scal
                       {combine_widened<Value, Acc, inner, false, true>, inner}},
           .widen = widen<Value, Acc>,
           .finish = finish_fn,
+          .sum_rows = nullptr,
           .scale = scale_fn};
 }
 
@@ -118,9 +122,11 @@ struct IntegerRow {
 template <typename V, DType kType>
 struct FloatRow {
   static constexpr CombineFn add = combine<V, V, V, element::Sum>;
-  static constexpr ReduceKernels sum = plain(kType, add);
-  static constexpr ReduceKernels premul_sum = plain(kType, add, nullptr, scale<V, V>);
-  static constexpr ReduceKernels avg = plain(kType, add, finish<true, V, V>);
+  static constexpr SumRowsFn rows = sum_rows<V, element::Sum, false>;
+  static constexpr ReduceKernels sum = plain(kType, add, nullptr, nullptr, rows);
+  static constexpr ReduceKernels premul_sum = plain(kType, add, nullptr, scale<V, V>, rows);
+  static constexpr ReduceKernels avg =
+      plain(kType, add, finish<true, V, V>, nullptr, sum_rows<V, element::Sum, true>);
   static constexpr ReduceKernels product = plain(kType, combine<V, V, V, element::Product>);
   static constexpr ReduceKernels min = plain(kType, combine<V, V, V, element::Min>);
   static constexpr ReduceKernels max = plain(kType, combine<V, V, V, element::Max>);
