@@ -40,12 +40,9 @@ template <typename T>
 using Modular = std::conditional_t<(sizeof(T) > 4), uint64_t, uint32_t>;
 
 // Hardware keeps the payload of one of two NaN operands, and the compiler may swap the operands of
-// a commutative instruction, differently in a vector body and its scalar tail. With a NaN in `a`
-// both operands become that NaN, so that the first one wins whatever the compiler does.
-template <typename T>
-PYCOLL_HD T unless_nan(T a, T b) {
-  return a == a ? b : a;
-}
+// a commutative instruction, differently in a vector body and its scalar tail. So a NaN in `a` is
+// combined with itself: the first one wins whatever the compiler does. Choosing between results,
+// not operands, lets the loads of `a` and `b` go side by side.
 
 struct Sum {
   template <typename T>
@@ -53,7 +50,7 @@ struct Sum {
     if constexpr (std::is_integral_v<T>) {
       return static_cast<T>(static_cast<Modular<T>>(a) + static_cast<Modular<T>>(b));
     } else {
-      return a + unless_nan(a, b);
+      return a == a ? a + b : a + a;
     }
   }
 };
@@ -64,7 +61,7 @@ struct Product {
     if constexpr (std::is_integral_v<T>) {
       return static_cast<T>(static_cast<Modular<T>>(a) * static_cast<Modular<T>>(b));
     } else {
-      return a * unless_nan(a, b);
+      return a == a ? a * b : a * a;
     }
   }
 };

@@ -29,7 +29,19 @@ struct Registers {
 
   PYCOLL_HD static Registers load(const std::byte* from) {
     const auto* at = reinterpret_cast<const Anywhere*>(from);
-    return {at[0], at[1], at[2], at[3]};
+    Registers loaded{at[0], at[1], at[2], at[3]};
+    hold(loaded.a);
+    hold(loaded.b);
+    hold(loaded.c);
+    hold(loaded.d);
+    return loaded;
+  }
+  // Else gcc makes load and sum one instruction with AVX-512, masked by whether the other operand
+  // is NaN: then one cache miss waits for the other.
+  PYCOLL_HD static void hold([[maybe_unused]] Vector& x) {
+#if defined(__x86_64__)
+    asm("" : "+v"(x));
+#endif
   }
   PYCOLL_HD void store(std::byte* to) const {
     auto* at = reinterpret_cast<Anywhere*>(to);
