@@ -55,12 +55,6 @@ void Executor::combine_to_value(std::byte* dst, const Terms& terms, uint64_t cou
 }
 
 void Executor::sum_terms(Operand form, uint64_t begin, uint64_t end) {
-  const ReduceKernels& kernels = *in_.kernels;
-  if (form == Operand::value && kernels.sum_rows != nullptr) {
-    kernels.sum_rows({terms_.data(), terms_.size(), targets_.data(), targets_.size()}, begin, end,
-                     in_.program->world_size);
-    return;
-  }
   std::byte* partial = block_.at_least(2 * kBlock * 16);
   const size_t stored = form_size(form);
   for (uint64_t at = begin; at < end; at += kBlock) {

@@ -10,7 +10,7 @@ namespace pycoll {
 namespace {
 
 // Bytes between two looks at whether the lenders are well, and at what else there is to do.
-constexpr uint64_t kPortion = 256 << 10;
+constexpr uint64_t kPortion = 1 << 20;
 
 }  // namespace
 
@@ -79,7 +79,14 @@ void Executor::combine_portion(const Step& step, uint64_t begin, uint64_t end) {
                 (end - begin) * element_);
     return;
   }
-  sum_terms(step.dst.space == Space::acc ? Operand::acc : Operand::value, begin, end);
+  const Operand form = step.dst.space == Space::acc ? Operand::acc : Operand::value;
+  if (form == Operand::value && in_.kernels->sum_rows != nullptr) {
+    // Only here: where everything is in this CPU's own caches, blocks are a quarter faster.
+    in_.kernels->sum_rows({terms_.data(), terms_.size(), targets_.data(), targets_.size()}, begin,
+                          end, in_.program->world_size);
+  } else {
+    sum_terms(form, begin, end);
+  }
 }
 
 // One portion at a time: the driver looks for aborts and deadlines in between.

@@ -158,6 +158,8 @@ void ShmTransport::arrive(int lane, Arrival arrival) {
 }
 
 Arrival ShmTransport::arrival_of(int rank, int lane, Arrival mine) {
+  // A payload of up to two lines comes with its flag, not after it.
+  if (lane == kCellLane) __builtin_prefetch(control(rank).cells[mine.parity()].payload + kLine);
   // Acquire: pairs with arrive().
   return Arrival(flag(rank, lane, mine).load(std::memory_order_acquire));
 }
