@@ -218,8 +218,8 @@ void launch_program(DeviceGroup& group, const CallData& data, const std::string&
                     Keep& keep, uint32_t sequence) {
   const CallShape& shape = data.shape();
   for (int32_t rank = 0; rank < group.world_size(); ++rank) {
-    const Program program =
-        build_program(algorithm, {shape.collective, rank, group.world_size(), shape.root, {}});
+    const Program program = build_program(
+        algorithm, {shape.collective, rank, group.world_size(), shape.root, shape.hosts});
     const auto image = std::make_shared<cuda::ProgramImage>(cuda::compile(program));
     keep.push_back(image);
     cuda::ProgramCall call;

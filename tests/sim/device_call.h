@@ -22,7 +22,8 @@ struct CallShape {
   uint64_t count = 0;
   int32_t root = 0;
   bool in_place = false;
-  size_t offset = 0;  // elements between a multiple of 16 bytes and each vector
+  std::vector<int32_t> hosts;  // of each rank, for builders that look at them; empty: one
+  size_t offset = 0;           // elements between a multiple of 16 bytes and each vector
   uint64_t seed = 1;
 
   std::string describe() const;

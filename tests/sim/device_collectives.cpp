@@ -192,6 +192,17 @@ void add_all_reduce(Batch& batch, Rng& rng, uint64_t index, uint32_t sequence) {
   data.launch_use(batch.group());
 }
 
+// Ranks in blocks or in turns, on up to four hosts: numbered by first appearance.
+std::vector<int32_t> draw_hosts(Rng& rng, int32_t world_size) {
+  const auto count = static_cast<int32_t>(1 + rng.below(4));
+  const bool in_turns = rng.one_in(2);
+  std::vector<int32_t> hosts;
+  for (int32_t rank = 0; rank < world_size; ++rank) {
+    hosts.push_back(in_turns ? rank % count : rank * std::min(count, world_size) / world_size);
+  }
+  return hosts;
+}
+
 void add_program(Batch& batch, Rng& rng, uint64_t index, uint32_t sequence) {
   const auto& rows = message_algorithms();
   const Algorithm& row = *rows[index % rows.size()];
@@ -204,6 +215,7 @@ void add_program(Batch& batch, Rng& rng, uint64_t index, uint32_t sequence) {
   shape.op = reduces ? draw_op(rng, shape.dtype) : ReduceOp::none;
   if (!reduces) shape.contents = Contents::any;
   if (row.collective == Collective::barrier) shape.count = 0;
+  if (rng.one_in(2)) shape.hosts = draw_hosts(rng, batch.group().world_size());
   CallData& data = batch.add(shape, std::string(row.name));
   launch_program(batch.group(), data, std::string(row.name), batch.keep(), sequence);
   data.launch_use(batch.group());

@@ -96,8 +96,7 @@ class Executor {
     return static_cast<int32_t>(blockIdx.x) / arguments.plan.channels;
   }
 
-  // ---- What outlives the kernel. Only this block's own ends: the others belong to other blocks.
-  // ----
+  // ---- What outlives the kernel. Only this block's own ends of FIFOs. ----
 
   PYCOLL_DEVICE void load_counters() {
     for (int end = static_cast<int>(threadIdx.x); end < kEnds;

@@ -104,7 +104,7 @@ cudaError_t all_reduce_two_shot(const GroupView& group, const AllReduceCall& cal
                                 cudaStream_t stream);
 // The same without staging, where all ranks' vectors are mapped by all (NVLink: registered memory):
 // input[r] and output[r] are rank r's, as this rank maps them; call.input and call.output are not
-// looked at. All ranks in place or none.
+// looked at. A rank's two vectors are the same or have nothing in common.
 struct PeerVectors {
   const void* input[kMaxRanks] = {};
   void* output[kMaxRanks] = {};
