@@ -1,0 +1,90 @@
+// A group on GPUs, as the rest of pycoll sees it: no CUDA types, so that neither the core nor
+// csrc/torch links to CUDA.
+//
+// Everything that does is one more library, libpycoll_cuda.so, which is opened by its path. It
+// exports one C function, pycoll_device_library(), and calls back into the core that is loaded
+// already.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/communicator.h"
+
+namespace pycoll {
+
+// The ranks of a group, each with one device. Calls of a group are made in one order on every rank,
+// by one thread at a time; their work runs in that order even where streams differ. Streams are
+// cudaStream_t of the group's device, as void*.
+//
+// All functions throw Error: invalid_argument and not_implemented before anything was queued;
+// anything else means that the group is dead, and every later call throws it again.
+class DeviceGroup {
+ public:
+  virtual ~DeviceGroup() = default;
+  DeviceGroup(const DeviceGroup&) = delete;
+  DeviceGroup& operator=(const DeviceGroup&) = delete;
+
+  // How the ranks meet: "shared_device" (all on one GPU), "peers" (GPUs that map each other's
+  // memory) or "staged" (through pinned host memory and the group's CPU transport).
+  virtual const char* path() const = 0;
+
+  // Queues a collective on `stream` and returns. Vectors are device memory, or pinned host memory;
+  // any size and alignment that the type has. The work begins after what is on the stream, and is
+  // over before what comes later there; until then the vectors must live. finalize, keep_alive and
+  // on_complete of the request are not looked at: they are the caller's, who has events. `timeout`
+  // bounds one wait inside of a kernel. "staged" returns only when the work is over.
+  //
+  // During a capture of the stream: as many replays as one likes, mixed with other calls, as long
+  // as all ranks replay in the same order. not_implemented for "staged".
+  virtual void enqueue(const CallRequest& request, void* stream) = 0;
+
+  // The same for messages that make progress together, as between ncclGroupStart and
+  // ncclGroupEnd. Messages of a pair of ranks match in the order of calls; tags must be the same at
+  // both ends ("staged") or are not looked at. not_implemented for kAnySource.
+  virtual void enqueue(const std::vector<MessageRequest>& batch, void* stream) = 0;
+
+  // Throws the group's error: what a kernel reported, or the death of a peer. Never waits; for the
+  // watchdog and for whoever waits for the group's work, from any thread.
+  virtual void check() = 0;
+
+  // Ends the group here and at the peers, from any thread: queued work ends soon, without results.
+  virtual void abort(const std::string& reason) = 0;
+
+ protected:
+  DeviceGroup() = default;
+};
+
+class DeviceLibrary {
+ public:
+  virtual ~DeviceLibrary() = default;
+  DeviceLibrary(const DeviceLibrary&) = delete;
+  DeviceLibrary& operator=(const DeviceLibrary&) = delete;
+
+  // "cuda", or "simgpu" for the simulator of the tests.
+  virtual const char* name() const = 0;
+  virtual int device_count() const = 0;
+
+  // Collective over `control`, the group's CPU communicator, which the group keeps: ranks tell each
+  // other where their memory is, and of aborts. Blocks until all ranks have called it.
+  virtual std::shared_ptr<DeviceGroup> open(const std::shared_ptr<Communicator>& control,
+                                            int device) = 0;
+
+  // Opens the library at `path`, for good: code of a GPU cannot be unloaded safely. Throws
+  // Error(system) with the loader's reason when it does not open, Error(mismatch) when it was built
+  // for another version of pycoll.
+  static std::shared_ptr<DeviceLibrary> load(const std::string& path);
+
+ protected:
+  DeviceLibrary() = default;
+};
+
+// Changes whenever this header or a type that it uses does.
+constexpr int kDeviceInterfaceVersion = 1;
+
+// What the library exports: a new object, or nullptr when its version is another one.
+using DeviceLibraryFunction = DeviceLibrary* (*)(int interface_version);
+constexpr const char* kDeviceLibraryFunction = "pycoll_device_library";
+
+}  // namespace pycoll
