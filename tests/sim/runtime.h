@@ -97,6 +97,18 @@ inline cudaEvent_t new_event(unsigned flags = cudaEventDisableTiming) {
   return event;
 }
 
+// The stream has work that must not be done yet. It gets its chance: other work, posted later, is.
+inline bool keeps_waiting(cudaStream_t stream) {
+  cudaStream_t other = new_stream();
+  int* p = device_ints(1);
+  for (int i = 0; i < 20; ++i) {
+    OK(launch_fill(p, i, 1, other));
+    OK(cudaStreamSynchronize(other));
+  }
+  OK(cudaStreamDestroy(other));
+  return cudaStreamQuery(stream) == cudaErrorNotReady;
+}
+
 // What device memory holds, once all work of the device is done.
 inline std::vector<int> read_ints(const int* p, int n) {
   std::vector<int> values(n);
