@@ -61,12 +61,13 @@ uint64_t run_group(const Settings& settings, Rng& rng, int32_t world_size) {
   DeviceGroup group(geometry, settings.options(), rng.one_in(2) ? 0u - 4u : 0u);
   Keep keep;
   std::vector<Message> all;
-  constexpr int kBatches = 4, kMessages = 6;
-  all.reserve(kBatches * kMessages);
+  constexpr int kBatches = 4;
+  const int messages = rng.one_in(4) ? 24 : 6;
+  all.reserve(static_cast<size_t>(kBatches * messages));
   std::vector<std::unique_ptr<CallData>> collectives;
   for (int batch = 0; batch < kBatches; ++batch) {
     const size_t first = all.size();
-    for (int i = 0; i < kMessages; ++i) all.push_back(draw_message(rng, world_size));
+    for (int i = 0; i < messages; ++i) all.push_back(draw_message(rng, world_size));
     for (int32_t rank = 0; rank < world_size; ++rank) {
       std::vector<const Message*> mine;
       bool sends = false, receives = false;

@@ -9,13 +9,15 @@ template <class Arithmetic>
 cudaError_t launch_executor(const GroupView& group, const ProgramCall& call,
                             const typename Arithmetic::Parameters& parameters,
                             cudaStream_t stream) {
+  using Arguments = ExecutorArguments<typename Arithmetic::Parameters>;
+  static_assert(sizeof(Arguments) <= 4096, "what every GPU takes by value");
   const ProgramCut cut = cut_program(group.geometry, call);
   const ProgramHeader& header = call.image->header;
   if (cut.plan.slice == 0) return cudaErrorInvalidValue;
   if (header.lanes == 0) return cudaSuccess;
-  const ExecutorArguments<typename Arithmetic::Parameters> arguments{
-      group,      call.call,          header,    cut.plan, cut.input, cut.output,
-      call.steps, cut.scratch_stride, parameters};
+  const Arguments arguments{group,      call.call,          header,
+                            cut.plan,   cut.input,          cut.output,
+                            call.steps, cut.scratch_stride, parameters};
   const auto blocks = static_cast<unsigned>(header.lanes * cut.plan.channels);
   const device::LaunchShape shape{dim3(blocks), dim3(static_cast<unsigned>(cut.plan.threads))};
   return device::launch(&run_program_kernel<Arithmetic>, shape, stream, arguments);

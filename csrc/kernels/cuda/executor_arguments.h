@@ -11,8 +11,8 @@ constexpr int kMaxThreads = 512;  // a block
 // A Vector cut into chunks, in the elements of the kernel (bytes where nothing is reduced, the
 // parts of complex numbers).
 struct CutVector {
-  std::byte* block[kMaxRanks];
-  uint64_t count[kMaxRanks];
+  std::byte* block[kMaxBlocks];
+  uint64_t count[kMaxBlocks];
   uint64_t chunk;  // of the only block, but for its end; 0: chunk k is block k
 };
 

@@ -39,8 +39,8 @@ bool can_reduce(DType dtype, ReduceOp op);
 // collective has a block a rank, that many, also if they lie together. `blocks` 0: this rank has
 // none.
 struct Vector {
-  void* block[kMaxRanks] = {};
-  uint64_t count[kMaxRanks] = {};
+  void* block[kMaxBlocks] = {};
+  uint64_t count[kMaxBlocks] = {};
   int32_t blocks = 0;
 };
 

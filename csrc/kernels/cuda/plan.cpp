@@ -66,7 +66,7 @@ bool is_sum(ReduceOp op) {
 
 uint64_t longest_chunk(const CutVector& vector, int32_t chunks) {
   if (vector.chunk != 0) return std::min(vector.count[0], vector.chunk);
-  const uint64_t* end = vector.count + std::min(chunks, kMaxRanks);
+  const uint64_t* end = vector.count + std::min(chunks, kMaxBlocks);
   return chunks == 0 ? 0 : *std::max_element(vector.count, end);
 }
 
@@ -110,7 +110,7 @@ bool has_fast_all_reduce(DType dtype, ReduceOp op) {
 
 CutVector cut(const Vector& vector, int32_t chunks, const Elements& e) {
   CutVector result{};
-  for (int32_t i = 0; i < vector.blocks && i < kMaxRanks; ++i) {
+  for (int32_t i = 0; i < vector.blocks && i < kMaxBlocks; ++i) {
     result.block[i] = static_cast<std::byte*>(vector.block[i]);
     result.count[i] = vector.count[i] * e.parts;
   }

@@ -133,8 +133,8 @@ ProgramImage compile_messages(const std::vector<MessageStep>& messages) {
       fail(ErrorKind::invalid_argument, "rank ", message.peer, " is no peer of a kernel");
     }
     int32_t& block = counts[message.sends ? 1 : 0];
-    if (block == kMaxRanks) {
-      fail(ErrorKind::invalid_argument, "more than ", kMaxRanks, " messages of one direction");
+    if (block == kMaxBlocks) {
+      fail(ErrorKind::invalid_argument, "more than ", kMaxBlocks, " messages of one direction");
     }
     const StepKind kind = message.sends ? StepKind::send : StepKind::recv;
     const Space space = message.sends ? Space::input : Space::output;

@@ -9,6 +9,9 @@
 
 namespace pycoll::cuda {
 
+// Blocks of memory that a call may have on each side: one a rank, or one a message of a batch.
+constexpr int kMaxBlocks = 2 * kMaxRanks;
+
 // Lanes of a Program, or of a batch of messages: one a peer and direction.
 constexpr int kMaxImageLanes = 2 * kMaxRanks;
 
@@ -80,7 +83,8 @@ struct MessageStep {
 };
 
 // A batch of messages that make progress together, as between ncclGroupStart and ncclGroupEnd;
-// those to (or from) one peer keep their order. At most kMaxRanks of each direction.
+// those to (or from) one peer keep their order. At most kMaxBlocks of each direction: a longer list
+// cannot simply be cut in two, because a kernel ends only when all its messages have.
 ProgramImage compile_messages(const std::vector<MessageStep>& messages);
 
 }  // namespace pycoll::cuda
