@@ -453,9 +453,6 @@ bool Executor::barrier_step(LaneState& lane, const Step& step, uint64_t /*count*
   for (; lane.arrived < group.size(); ++lane.arrived) {
     const int member = group[lane.arrived];
     if (member == rank_) continue;
-    if (shape_.in_cell) {
-      window.expect_read(member, lane.window, parity(lane), shape_.window_stride);
-    }
     const Arrival theirs = window.arrival_of(member, lane.window, mine);
     if (!theirs.reached(mine)) return false;
     // A peer that is past this barrier has compared fingerprints with us before it went on.

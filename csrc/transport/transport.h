@@ -139,9 +139,6 @@ class Window {
   // This rank will write so many bytes of that buffer before long, and its peers have read it: a
   // hint, to get hold of its cache lines meanwhile.
   virtual void expect_write(int /*lane*/, int /*parity*/, size_t /*bytes*/) {}
-  // This rank looks for a peer's arrival in the cell, to read so many bytes then: a hint, to have
-  // them come with the flag and not after it.
-  virtual void expect_read(int /*rank*/, int /*lane*/, int /*parity*/, size_t /*bytes*/) {}
   // Says that this rank has come to a barrier; wakes the peers.
   virtual void arrive(int lane, Arrival arrival) = 0;
   // The last arrival of a peer; in the cell the last at a barrier of the parity of `mine`.

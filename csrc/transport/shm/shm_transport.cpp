@@ -20,10 +20,6 @@ std::vector<End> make_ends(int world_size, const std::function<FifoPlace(int, in
   return ends;
 }
 
-// What a cell holds in the line of its flag, and in that and the next.
-constexpr size_t kFirstLine = kLine - offsetof(Cell, payload);
-constexpr size_t kTwoLines = kFirstLine + kLine;
-
 // Asks for a line as a store does, without waiting for it.
 void prefetch_to_write(const void* line) {
 #if defined(__x86_64__)
@@ -149,16 +145,13 @@ std::atomic<uint64_t>& ShmTransport::flag(int rank, int lane, Arrival arrival) {
 }
 
 void ShmTransport::expect_write(int lane, int parity, size_t bytes) {
-  // More than a few would only push each other out of the buffers that wait for lines; and what
-  // peers ask for together with the flag (expect_read) they have again before it is written.
-  const size_t most = bytes <= kTwoLines ? 1 : 12 * kLine;
+  // More than a few would only push each other out of the buffers that wait for lines.
+  constexpr size_t kMost = 12 * kLine;
   const std::byte* begin = buffer(rank_, lane, parity);
-  for (size_t at = 0; at < std::min(bytes, most); at += kLine) prefetch_to_write(begin + at);
-}
-
-void ShmTransport::expect_read(int rank, int lane, int parity, size_t bytes) {
-  if (bytes <= kFirstLine || bytes > kTwoLines) return;
-  __builtin_prefetch(buffer(rank, lane, parity) + kFirstLine);
+  const std::byte* end = begin + std::min(bytes, kMost);
+  // The buffer of the cell does not begin with a line.
+  begin -= reinterpret_cast<uintptr_t>(begin) % kLine;
+  for (; begin < end; begin += kLine) prefetch_to_write(begin);
 }
 
 void ShmTransport::arrive(int lane, Arrival arrival) {

@@ -55,7 +55,6 @@ class ShmTransport final : public Transport, private Window {
   void arrive(int lane, Arrival arrival) override;
   Arrival arrival_of(int rank, int lane, Arrival mine) override;
   void expect_write(int lane, int parity, size_t bytes) override;
-  void expect_read(int rank, int lane, int parity, size_t bytes) override;
 
   std::byte* buffer(int rank, int lane, int parity);
   std::atomic<uint64_t>& flag(int rank, int lane, Arrival arrival);
