@@ -9,6 +9,7 @@ compiled again. A copy that an interrupted test left changed is mended by the ne
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -118,19 +119,37 @@ def why_no_cuda_headers() -> str:
     )
 
 
+@functools.cache
+def core_library() -> Path:
+    """libpycoll.so of the package under test."""
+    spec = importlib.util.find_spec("pycoll")
+    assert spec is not None and spec.submodule_search_locations
+    places = [Path(place) / "libpycoll.so" for place in spec.submodule_search_locations]
+    return next(place for place in places if place.exists())
+
+
+def configured_for(where: Path, core: Path) -> bool:
+    cache = where / "CMakeCache.txt"
+    if not (where / "build.ninja").exists():
+        return False
+    return f"PYCOLL_CORE:FILEPATH={core}\n" in cache.read_text()
+
+
 def build(sanitizer: str, *targets: str, project: str = "native") -> Path:
     """Compiles targets of tests/<project>/CMakeLists.txt and returns the directory they are in.
 
     `sanitizer` is thread, address, or empty for a plain build.
     """
     where = PLACE / ("" if project == "native" else project) / (sanitizer or "plain")
-    if not (where / "build.ninja").exists():
+    core = core_library()
+    if not configured_for(where, core):
         configure = [find("cmake"), "-S", SOURCE / "tests" / project, "-B", where, "-G", "Ninja"]
         options = [
             "-DCMAKE_CXX_COMPILER=clang++",
             f"-DCMAKE_MAKE_PROGRAM={find('ninja')}",
             f"-DPYCOLL_SANITIZER={sanitizer}",
             f"-DPYCOLL_PYTHON={sys.executable}",
+            f"-DPYCOLL_CORE:FILEPATH={core}",
         ]
         done = run([*configure, *options], BUILD_DEADLINE_S)
         if done.returncode != 0:

@@ -3,7 +3,6 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "kernels/cuda/program_image.h"
 #include "native/random.h"
 #include "scenario.h"
 
@@ -161,45 +160,36 @@ cuda::Vector CallData::view(int32_t rank, bool input) const {
   return vector;
 }
 
-void CallData::launch_use(DeviceGroup& group) {
-  overwrites_ = shape_.seed % 2 == 0;
-  for (int32_t rank = 0; rank < world_size_; ++rank) {
-    Side& input = inputs_[static_cast<size_t>(rank)];
-    Side& output = outputs_[static_cast<size_t>(rank)];
-    cuda::CopyManyCall reads, writes;
-    if (output.vector != nullptr) {
-      output.seen = std::make_shared<Buffer>(output.bytes, 16);
-      reads = {1, {output.vector->data() + output.at}, {output.seen->data()}, {output.bytes}};
-    }
-    if (overwrites_ && input.vector != nullptr && input.vector != output.vector) {
-      rubbish_.push_back(std::make_shared<Buffer>(input.bytes));
-      writes = {1, {rubbish_.back()->data()}, {input.vector->data()}, {input.bytes}};
-    }
-    for (const cuda::CopyManyCall& call : {reads, writes}) {
-      tests::check(cuda::copy_many(call, group.stream(rank)) == cudaSuccess, "launch of copy_many");
-    }
+void CallData::check(const std::string& what) const {
+  for (int32_t rank = 0; rank < world_size_; ++rank) check_rank(rank, what);
+}
+
+void CallData::check_rank(int32_t rank, const std::string& what) const {
+  const Side& input = side(rank, true);
+  const Side& output = side(rank, false);
+  const auto compare = [&](const Side& it, size_t block, const char* name) {
+    const std::byte* vector = it.seen != nullptr ? it.seen->data() : it.vector->data() + it.at;
+    const std::byte* at = vector + it.offsets[block];
+    const Bytes got(at, at + it.blocks[block].size());
+    const std::string differs = difference(shape_.dtype, got, it.blocks[block]);
+    tests::check(differs.empty(), what + ", " + shape_.describe() + ": " + name + " block " +
+                                      std::to_string(block) + " of rank " + std::to_string(rank) +
+                                      ": " + differs);
+  };
+  for (size_t block = 0; block < output.blocks.size(); ++block) compare(output, block, "output");
+  const bool apart = input.vector != nullptr && input.vector != output.vector && !overwrites_;
+  for (size_t block = 0; apart && block < input.blocks.size(); ++block) {
+    compare(input, block, "input");
   }
 }
 
-void CallData::check(const std::string& what) const {
-  for (int32_t rank = 0; rank < world_size_; ++rank) {
-    const Side& input = side(rank, true);
-    const Side& output = side(rank, false);
-    const auto compare = [&](const Side& it, size_t block, const char* name) {
-      const std::byte* vector = it.seen != nullptr ? it.seen->data() : it.vector->data() + it.at;
-      const std::byte* at = vector + it.offsets[block];
-      const Bytes got(at, at + it.blocks[block].size());
-      const std::string differs = difference(shape_.dtype, got, it.blocks[block]);
-      tests::check(differs.empty(), what + ", " + shape_.describe() + ": " + name + " block " +
-                                        std::to_string(block) + " of rank " + std::to_string(rank) +
-                                        ": " + differs);
-    };
-    for (size_t block = 0; block < output.blocks.size(); ++block) compare(output, block, "output");
-    const bool apart = input.vector != nullptr && input.vector != output.vector && !overwrites_;
-    for (size_t block = 0; apart && block < input.blocks.size(); ++block) {
-      compare(input, block, "input");
-    }
-  }
+std::vector<Buffer*> CallData::buffers(int32_t rank) const {
+  Buffer* input = side(rank, true).vector.get();
+  Buffer* output = side(rank, false).vector.get();
+  std::vector<Buffer*> all;
+  if (input != nullptr) all.push_back(input);
+  if (output != nullptr && output != input) all.push_back(output);
+  return all;
 }
 
 void CallData::check_untouched(const std::string& what) const {
@@ -211,28 +201,6 @@ void CallData::check_untouched(const std::string& what) const {
                                                 ": the output of rank " + std::to_string(rank) +
                                                 " was written");
     }
-  }
-}
-
-void launch_program(DeviceGroup& group, const CallData& data, const std::string& algorithm,
-                    Keep& keep, uint32_t sequence) {
-  const CallShape& shape = data.shape();
-  for (int32_t rank = 0; rank < group.world_size(); ++rank) {
-    const Program program = build_program(
-        algorithm, {shape.collective, rank, group.world_size(), shape.root, shape.hosts});
-    const auto image = std::make_shared<cuda::ProgramImage>(cuda::compile(program));
-    keep.push_back(image);
-    cuda::ProgramCall call;
-    call.call = {0x1234u + sequence * 7, sequence, static_cast<uint32_t>(shape.collective)};
-    call.arithmetic = {shape.dtype, traits_of(shape.collective).reduces ? shape.op : ReduceOp::none,
-                       group.world_size()};
-    call.input = data.input(rank);
-    call.output = data.output(rank);
-    call.image = image.get();
-    call.steps = image->steps.data();
-    const cudaError_t error = cuda::run_program(group.view(rank), call, group.stream(rank));
-    check(error == cudaSuccess,
-          "run_program of " + algorithm + ", " + shape.describe() + ": " + std::to_string(error));
   }
 }
 

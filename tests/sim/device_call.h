@@ -44,6 +44,10 @@ class CallData {
   void renew();
   // Throws if an output is not what it must be, or an input changed that is nobody's output.
   void check(const std::string& what) const;
+  // The same of one rank's own.
+  void check_rank(int32_t rank, const std::string& what) const;
+  // Where a rank's vectors lie, those of a call in place once.
+  std::vector<Buffer*> buffers(int32_t rank) const;
   // Throws if anything changed at all.
   void check_untouched(const std::string& what) const;
 

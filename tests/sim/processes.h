@@ -15,7 +15,7 @@ namespace pycoll::sim::tests {
 // What a rank has to meet the others.
 class Meeting {
  public:
-  static constexpr int kRanks = 4;
+  static constexpr int kRanks = 8;
   static constexpr size_t kBytes = 256;
 
   // Until all ranks are here. Throws when one has failed, and after a minute.

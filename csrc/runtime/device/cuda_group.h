@@ -1,0 +1,102 @@
+// What every way through a group's GPUs has in common: order, checks, death.
+#pragma once
+
+#include <atomic>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "core/error.h"
+#include "runtime/device/device_group.h"
+#include "runtime/device/news.h"
+#include "transport/cuda_ipc/liveness.h"
+#include "transport/cuda_ipc/runtime_api.h"
+
+namespace pycoll::cuda {
+
+// Ranks tell each other where things are over the CPU communicator.
+Meeting meeting_of(const std::shared_ptr<Communicator>& control);
+
+struct GroupSeed {
+  std::shared_ptr<Communicator> control;
+  int device = 0;
+  Peers peers;
+};
+
+// Work of a group runs in the order of calls, whatever streams it is put on: each call begins after
+// an event that the one before it ended with. Graphs wait for that event and record it when they
+// are launched ("external" in CUDA's words), so they are calls like any other.
+class CudaGroup : public DeviceGroup {
+ public:
+  ~CudaGroup() override;
+  void enqueue(const CallRequest& request, void* stream) final;
+  void enqueue(const std::vector<MessageRequest>& batch, void* stream) final;
+  void check() final;
+  void abort(const std::string& reason) final;
+
+ protected:
+  explicit CudaGroup(GroupSeed seed);
+
+  // Put the work on the stream; the device is current, and the request in order.
+  virtual void launch(const CallRequest& request, cudaStream_t stream) = 0;
+  virtual void launch(const std::vector<MessageRequest>& batch, cudaStream_t stream) = 0;
+  // What a kernel has reported, if anything.
+  virtual std::optional<Error> reported() { return std::nullopt; }
+  // The group is dead: end what waits on the device. Called again until nothing is under way.
+  virtual void release_waits() {}
+  virtual bool can_be_captured() const { return true; }
+
+  // Collective: memory that all ranks map, `bytes` from payload_of(). Beside it they hear when a
+  // peer gives up.
+  void make_regions(const Driver& driver, size_t bytes);
+  std::byte* payload_of(int peer) const { return regions_->of(peer) + kNewsBytes; }
+  // Before members that work on the device uses go.
+  void finish() noexcept;
+
+  int rank() const { return seed_.peers.rank; }
+  int world_size() const { return seed_.peers.world_size(); }
+  const Peers& peers() const { return seed_.peers; }
+  Communicator& control() const { return *seed_.control; }
+  const std::shared_ptr<Communicator>& control_pointer() const { return seed_.control; }
+  int device() const { return seed_.device; }
+  // Of the call that is being launched, from 1; the same on every rank.
+  uint64_t sequence() const { return sequence_; }
+
+ private:
+  static constexpr size_t kNewsBytes = 256;
+
+  void begin_after_last(cudaStream_t stream, unsigned long long capture);
+  void end_call(cudaStream_t stream, unsigned long long capture);
+  template <class Launch>
+  void in_order(cudaStream_t stream, const Launch& launch);
+  void check_messages(const std::vector<MessageRequest>& batch) const;
+  void throw_if_dead() const;
+  bool under_way() const;
+  std::optional<Error> find_trouble();
+  std::optional<Error> find_ended_peer();
+  void die(const Error& error);
+  void release_until_done();
+
+  const GroupSeed seed_;
+  const Liveness liveness_;
+  std::unique_ptr<Regions> regions_;
+  std::mutex order_;  // one call at a time; guards these:
+  uint64_t sequence_ = 0;
+  const Event last_;                // the end of the call before
+  const Event captured_;            // the same inside of a capture,
+  unsigned long long capture_ = 0;  // which is this one
+
+  // Guards what check() and abort() change. Never held while order_ is waited for.
+  mutable std::mutex state_;
+  std::unique_ptr<PeerNews> news_;
+  std::optional<Clock::time_point> ended_since_;  // when a peer's process was first seen to be gone
+  std::optional<Error> death_;
+  std::atomic<bool> dead_{false};
+  std::atomic<bool> stopping_{false};
+  std::thread releaser_;  // of a dead group
+};
+
+}  // namespace pycoll::cuda

@@ -1,0 +1,56 @@
+// One GPU a rank, and all of them reach each other's memory: kernels that wait for their peers'
+// kernels (kernels/cuda/kernels.h).
+#pragma once
+
+#include <map>
+#include <tuple>
+
+#include "kernels/cuda/kernels.h"
+#include "runtime/device/cuda_group.h"
+
+namespace pycoll::cuda {
+
+// What all ranks use, from what all know: a grid of the group has room on every device beside one
+// of messages. nullopt: the smallest device is too small for that.
+std::optional<Geometry> geometry_of(const Peers& peers, const Config& config);
+
+class PeerGroup final : public CudaGroup {
+ public:
+  PeerGroup(GroupSeed seed, const Geometry& geometry);
+  ~PeerGroup() override { finish(); }
+
+  const char* path() const override { return "peers"; }
+
+ protected:
+  void launch(const CallRequest& request, cudaStream_t stream) override;
+  void launch(const std::vector<MessageRequest>& batch, cudaStream_t stream) override;
+  std::optional<Error> reported() override;
+  void release_waits() override;
+
+ private:
+  // A Program, with its steps in device memory.
+  struct Loaded {
+    ProgramImage image;
+    DeviceMemory steps;
+  };
+  using ProgramKey = std::tuple<Collective, std::string, int>;
+  using BatchKey = std::vector<std::pair<bool, int>>;
+
+  Loaded load(ProgramImage image) const;
+  const Loaded& program_for(const CallRequest& request);
+  const Loaded& program_for(const std::vector<MessageRequest>& batch);
+  bool all_reduce_at_once(const CallRequest& request, const Call& call, const Vector& input,
+                          cudaStream_t stream) const;
+  Vector scaled(const CallRequest& request, const Vector& input, cudaStream_t stream);
+  Call call_of(uint32_t collective, uint32_t fingerprint,
+               const std::optional<Nanoseconds>& timeout) const;
+
+  PinnedMemory host_;
+  GroupView view_;
+  std::map<ProgramKey, Loaded> programs_;
+  std::map<BatchKey, Loaded> batches_;
+  // For premul_sum. Graphs may hold the smaller ones.
+  std::vector<DeviceMemory> scaled_;
+};
+
+}  // namespace pycoll::cuda

@@ -1,0 +1,80 @@
+// Ranks that share a GPU, and any others of a host whose GPUs reach each other's memory: nothing
+// on the device waits for a peer but streams, for words in memory.
+//
+// Each rank has a *staging* area that all map. A collective is done in rounds: every rank copies
+// its part in; all meet; each reads what it needs of all ranks' staging (one kernel reads all and
+// writes all that is its work); all meet again. Messages and all_to_all go through *mailboxes*, one
+// a pair of ranks and direction, in the sender's memory.
+//
+// Words are toggled, never counted, so graphs may be replayed: who arrives writes 1 into a word of
+// each peer, who waits for it makes it 0 again. A rank cannot arrive twice before a peer has made
+// its word 0, because the two kinds of meetings alternate; model: models/device_phases.pml.
+#pragma once
+
+#include "kernels/cuda/kernels.h"
+#include "runtime/device/cuda_group.h"
+
+namespace pycoll::cuda {
+
+class SharedDeviceGroup final : public CudaGroup {
+ public:
+  explicit SharedDeviceGroup(GroupSeed seed);
+  ~SharedDeviceGroup() override { finish(); }
+
+  const char* path() const override { return "shared_device"; }
+
+ protected:
+  void launch(const CallRequest& request, cudaStream_t stream) override;
+  void launch(const std::vector<MessageRequest>& batch, cudaStream_t stream) override;
+  void release_waits() override;
+
+ private:
+  // Words of a rank's region: row `Word`, one a peer, which is who makes it 1.
+  enum class Word : uint8_t {
+    ready,  // the peer's part of the round is in its staging
+    done,   // the peer has read what it needed of this round
+    full,   // there is something in the mailbox from the peer
+    empty,  // the peer has read what is in this rank's mailbox for it
+    kCount,
+  };
+  struct Round;
+
+  uint32_t* word_of(int holder, Word row, int peer) const;
+  std::byte* staging_of(int peer) const { return payload_of(peer) + staging_at_; }
+  std::byte* mailbox_of(int from, int to) const;
+
+  // Every rank has come so far.
+  void meet(Word row, cudaStream_t stream) const;
+
+  void run_round(const CallRequest& request, const Round& round, cudaStream_t stream) const;
+  void copy_in(const CallRequest& request, const Round& round, cudaStream_t stream) const;
+  void reduce(const CallRequest& request, const Round& round, cudaStream_t stream) const;
+  void pull(const CallRequest& request, const Round& round, cudaStream_t stream) const;
+  void copy_out(const CallRequest& request, const Round& round, cudaStream_t stream) const;
+  bool sums_by_parts(const CallRequest& request, const Round& round) const;
+  Round first_round(const CallRequest& request) const;
+
+  void all_to_all(const CallRequest& request, cudaStream_t stream) const;
+  // What goes from and to each peer, in order: all that both sides know alike.
+  struct Mail {
+    std::vector<std::vector<Block>> to;  // bytes
+    std::vector<std::vector<Block>> from;
+  };
+  struct Parcel {
+    int peer;
+    Block block;
+  };
+  void exchange(const Mail& mail, cudaStream_t stream) const;
+  std::vector<Parcel> parcels_of(const std::vector<std::vector<Block>>& mail, size_t round) const;
+  void post(const std::vector<Parcel>& parcels, cudaStream_t stream) const;
+  void collect(const std::vector<Parcel>& parcels, cudaStream_t stream) const;
+
+  const Driver driver_;
+  const size_t staging_bytes_;
+  const size_t mailbox_bytes_;
+  const size_t staging_at_;
+  PinnedMemory ones_;    // words that all wait for
+  const Stream rescue_;  // of release_waits()
+};
+
+}  // namespace pycoll::cuda

@@ -1,0 +1,36 @@
+// The functions of CUDA's driver API that are needed, by name: nothing links to libcuda.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <vector>
+
+namespace pycoll::cuda {
+
+// Something that a stream does to a word of memory. A wait ends when the word is `value`.
+struct WordOperation {
+  bool waits = false;
+  uint32_t* word = nullptr;
+  uint32_t value = 0;
+};
+
+class Driver {
+ public:
+  // Throws Error(system) where a function that every driver of interest has is missing.
+  Driver();
+
+  // Where the allocation that `p` points into begins.
+  std::byte* base_of(const void* p) const;
+
+  // In order. Writes come after all that is before them on the stream, for everybody who sees them.
+  void enqueue(const std::vector<WordOperation>& operations, cudaStream_t stream) const;
+
+ private:
+  decltype(&cuMemGetAddressRange) range_ = nullptr;
+  decltype(&cuStreamWaitValue32) wait_ = nullptr;
+  decltype(&cuStreamWriteValue32) write_ = nullptr;
+  decltype(&cuStreamBatchMemOp) batch_ = nullptr;  // nullptr: one by one
+};
+
+}  // namespace pycoll::cuda

@@ -1,0 +1,112 @@
+#include "transport/cuda_ipc/identity.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "core/error.h"
+#include "core/host.h"
+#include "kernels/cuda/layout.h"
+#include "transport/cuda_ipc/runtime_api.h"
+
+namespace pycoll::cuda {
+namespace {
+
+DeviceIdentity identity_of(int device) {
+  DeviceIdentity identity;
+  const std::string host = host_identity();
+  if (host.size() >= sizeof(identity.host)) {
+    fail(ErrorKind::system, "the identity of this host has ", host.size(), " characters");
+  }
+  std::memcpy(identity.host, host.c_str(), host.size());
+  require(cudaDeviceGetPCIBusId(identity.bus_id, sizeof(identity.bus_id), device),
+          "cudaDeviceGetPCIBusId");
+  cudaDeviceProp properties;
+  require(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
+  std::memcpy(identity.uuid, properties.uuid.bytes, sizeof(identity.uuid));
+  identity.process = ::getpid();
+  identity.multiprocessors = properties.multiProcessorCount;
+  return identity;
+}
+
+// Whether kernels of `device` may touch memory on a peer's, and handles of it open.
+bool reaches(int device, const DeviceIdentity& mine, const DeviceIdentity& peer) {
+  if (!mine.same_host(peer)) return false;
+  if (mine.same_device(peer)) return true;
+  int ordinal = 0, possible = 0;
+  const bool known = cudaDeviceGetByPCIBusId(&ordinal, peer.bus_id) == cudaSuccess &&
+                     cudaDeviceCanAccessPeer(&possible, device, ordinal) == cudaSuccess;
+  cudaGetLastError();
+  return known && possible != 0;
+}
+
+// What one rank says when its part failed.
+struct Verdict {
+  uint8_t failed = 0;
+  char why[255] = {};
+};
+
+}  // namespace
+
+bool DeviceIdentity::same_host(const DeviceIdentity& other) const {
+  return std::strncmp(host, other.host, sizeof(host)) == 0;
+}
+bool DeviceIdentity::same_process(const DeviceIdentity& other) const {
+  return same_host(other) && process == other.process;
+}
+bool DeviceIdentity::same_device(const DeviceIdentity& other) const {
+  return same_host(other) && std::memcmp(uuid, other.uuid, sizeof(uuid)) == 0 &&
+         std::strncmp(bus_id, other.bus_id, sizeof(bus_id)) == 0;
+}
+
+int Peers::least_multiprocessors() const {
+  const auto fewer = [](const DeviceIdentity& a, const DeviceIdentity& b) {
+    return a.multiprocessors < b.multiprocessors;
+  };
+  return std::min_element(identities.begin(), identities.end(), fewer)->multiprocessors;
+}
+
+void Meeting::together(const char* what, const std::function<void()>& part) const {
+  Verdict mine;
+  try {
+    part();
+  } catch (const std::exception& error) {
+    mine.failed = 1;
+    std::strncpy(mine.why, error.what(), sizeof(mine.why) - 1);
+  }
+  const std::vector<Verdict> all = exchange(mine);
+  for (size_t r = 0; r < all.size(); ++r) {
+    if (all[r].failed == 0) continue;
+    fail(ErrorKind::system, "rank ", rank, ": ", what, " failed on rank ", r, ": ", all[r].why);
+  }
+}
+
+Path choose_path(const std::vector<DeviceIdentity>& identities,
+                 const std::vector<uint8_t>& reaches_all) {
+  if (identities.size() > static_cast<size_t>(kMaxRanks)) return Path::staged;
+  const auto yes = [](uint8_t reached) { return reached != 0; };
+  if (!std::all_of(reaches_all.begin(), reaches_all.end(), yes)) return Path::staged;
+  for (size_t a = 0; a < identities.size(); ++a) {
+    for (size_t b = 0; b < a; ++b) {
+      // A kernel may wait for nobody on its own device: two processes take turns there.
+      if (identities[a].same_device(identities[b])) return Path::shared_device;
+    }
+  }
+  return identities.size() == 1 ? Path::shared_device : Path::peers;
+}
+
+Peers find_peers(const Meeting& meeting, int device) {
+  Peers peers;
+  peers.rank = meeting.rank;
+  DeviceIdentity mine;
+  meeting.together("asking for the GPU", [&] { mine = identity_of(device); });
+  peers.identities = meeting.exchange(mine);
+  const auto reached = [&](const DeviceIdentity& peer) { return reaches(device, mine, peer); };
+  const bool all = std::all_of(peers.identities.begin(), peers.identities.end(), reached);
+  peers.path = choose_path(peers.identities, meeting.exchange(static_cast<uint8_t>(all ? 1 : 0)));
+  return peers;
+}
+
+}  // namespace pycoll::cuda

@@ -1,0 +1,331 @@
+// What groups compute, against the references of the device kernels' tests.
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+
+#include "device_call.h"
+#include "group_world.h"
+#include "native/random.h"
+#include "scenario.h"
+#include "transport/cuda_ipc/runtime_api.h"
+
+namespace pycoll::sim::tests {
+namespace {
+
+using stress::Rng;
+
+void ok(cudaError_t error, const char* what) {
+  check(error == cudaSuccess, std::string(what) + ": " + cudaGetErrorString(error));
+}
+
+// Memory on the device that is the image of a buffer of the host, a few bytes around it.
+class OnDevice {
+ public:
+  explicit OnDevice(Buffer& host, size_t offset) : host_(host), offset_(kGuard + offset % 16) {
+    void* memory = nullptr;
+    ok(cudaMalloc(&memory, host.size() + offset_ + kGuard), "cudaMalloc");
+    base_ = static_cast<std::byte*>(memory);
+    ok(cudaMemset(base_, 0x5a, host.size() + offset_ + kGuard), "cudaMemset");
+    upload();
+  }
+  ~OnDevice() { cudaFree(base_); }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+  void upload() {
+    ok(cudaMemcpy(base_ + offset_, host_.data(), host_.size(), cudaMemcpyHostToDevice), "upload");
+    ok(cudaDeviceSynchronize(), "upload");
+  }
+  // Throws if the bytes before or behind changed.
+  void download() {
+    Bytes all(host_.size() + offset_ + kGuard);
+    ok(cudaMemcpy(all.data(), base_, all.size(), cudaMemcpyDeviceToHost), "download");
+    const auto begin = all.begin() + static_cast<std::ptrdiff_t>(offset_);
+    const auto end = begin + static_cast<std::ptrdiff_t>(host_.size());
+    const auto untouched = [](std::byte b) { return b == std::byte{0x5a}; };
+    check(std::all_of(all.begin(), begin, untouched) && std::all_of(end, all.end(), untouched),
+          "memory around a vector was written");
+    host_.fill(Bytes(begin, end));
+  }
+  bool holds(const void* p) const {
+    const auto* at = static_cast<const std::byte*>(p);
+    return at >= host_.data() && at <= host_.data() + host_.size();
+  }
+  std::byte* image_of(const void* p) const {
+    return base_ + offset_ + (static_cast<const std::byte*>(p) - host_.data());
+  }
+
+ private:
+  static constexpr size_t kGuard = 64;
+  Buffer& host_;
+  size_t offset_;
+  std::byte* base_ = nullptr;
+};
+
+// One call on this rank.
+class OneCall {
+ public:
+  OneCall(const CallShape& shape, const GroupRank& rank)
+      : rank_(rank.rank), data_(shape, rank.ranks) {
+    for (Buffer* buffer : data_.buffers(rank_)) {
+      vectors_.push_back(std::make_unique<OnDevice>(*buffer, shape.offset * size_of(shape.dtype)));
+    }
+  }
+
+  CallRequest request() const {
+    CallRequest request;
+    const CallShape& shape = data_.shape();
+    request.collective = shape.collective;
+    request.dtype = shape.dtype;
+    request.reduce_op = traits_of(shape.collective).reduces ? shape.op : ReduceOp::none;
+    request.root = shape.root;
+    request.input = view_of(data_.input(rank_));
+    request.output = view_of(data_.output(rank_));
+    return request;
+  }
+  // New contents for another run of the same call.
+  void renew() {
+    data_.renew();
+    for (const auto& vector : vectors_) vector->upload();
+  }
+  void check(const std::string& what) {
+    for (const auto& vector : vectors_) vector->download();
+    data_.check_rank(rank_, what);
+  }
+
+ private:
+  VectorView view_of(const cuda::Vector& vector) const {
+    VectorView view;
+    for (int32_t i = 0; i < vector.blocks; ++i) {
+      for (const auto& candidate : vectors_) {
+        if (!candidate->holds(vector.block[i])) continue;
+        view.blocks.push_back({candidate->image_of(vector.block[i]), vector.count[i]});
+        break;
+      }
+    }
+    return view;
+  }
+
+  int rank_;
+  CallData data_;
+  std::vector<std::unique_ptr<OnDevice>> vectors_;
+};
+
+uint64_t draw_count(Rng& rng) {
+  constexpr std::array<uint64_t, 5> kLimits{8, 70, 1000, 9000, 70000};
+  return rng.below(kLimits[rng.below(rng.one_in(4) ? 5 : 4)] + 1);
+}
+
+CallShape draw_call(Rng& rng, int ranks) {
+  CallShape shape;
+  shape.collective = static_cast<Collective>(rng.below(static_cast<uint64_t>(Collective::kCount)));
+  if (shape.collective == Collective::barrier) shape.collective = Collective::all_reduce;
+  const bool sums = traits_of(shape.collective).reduces;
+  do {
+    shape.dtype = static_cast<DType>(rng.below(static_cast<uint64_t>(DType::kCount)));
+    shape.op =
+        sums ? static_cast<ReduceOp>(1 + rng.below(static_cast<uint64_t>(ReduceOp::kCount) - 1))
+             : ReduceOp::none;
+  } while (sums && find_reduce_kernels(shape.dtype, shape.op, Isa::baseline) == nullptr);
+  shape.count = draw_count(rng);
+  shape.root = static_cast<int32_t>(rng.below(static_cast<uint64_t>(ranks)));
+  shape.in_place = rng.one_in(2);
+  shape.offset = rng.one_in(3) ? rng.below(16) : 0;
+  shape.seed = rng.next() % 100000;
+  return shape;
+}
+
+cudaStream_t new_stream() {
+  cudaStream_t stream = nullptr;
+  ok(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+  return stream;
+}
+
+// Until the device is idle or the group has an error.
+void wait_for_device(GroupRank& rank, cudaStream_t stream) {
+  while (cudaStreamQuery(stream) == cudaErrorNotReady) rank.group->check();
+  ok(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  rank.group->check();
+}
+
+using Calls = std::vector<std::unique_ptr<OneCall>>;
+
+void check_calls(GroupRank& rank, Calls& calls, const std::vector<cudaStream_t>& streams) {
+  for (const cudaStream_t stream : streams) wait_for_device(rank, stream);
+  for (const auto& call : calls) call->check(rank.group->path());
+}
+
+// Several calls in flight, on two streams.
+void run_calls(GroupRank& rank, const GroupSettings& settings) {
+  Rng agreed(rank.seed * 31 + 7);
+  Rng own(rank.seed * 77 + static_cast<uint64_t>(rank.rank));
+  const std::vector<cudaStream_t> streams{new_stream(), new_stream()};
+  for (uint64_t done = 0; done < settings.cases;) {
+    Calls calls;
+    for (uint64_t in_flight = 1 + agreed.below(6); in_flight > 0; --in_flight, ++done) {
+      calls.push_back(std::make_unique<OneCall>(draw_call(agreed, rank.ranks), rank));
+    }
+    for (const auto& call : calls) {
+      rank.group->enqueue(call->request(), streams[own.below(streams.size())]);
+      if (agreed.one_in(4)) rank.group->enqueue(CallRequest{}, streams[0]);  // a barrier
+    }
+    check_calls(rank, calls, streams);
+  }
+}
+
+// ---- Messages. ----
+
+// Each pair of ranks exchanges messages, which both sides draw alike.
+struct Drawn {
+  int from;
+  int to;
+  uint64_t bytes;
+  uint64_t seed;
+};
+
+std::vector<Drawn> draw_messages(Rng& rng, int ranks) {
+  std::vector<Drawn> messages;
+  for (int from = 0; from < ranks; ++from) {
+    for (int to = 0; to < ranks; ++to) {
+      if (from == to) continue;
+      for (uint64_t i = rng.below(3); i > 0; --i) {
+        messages.push_back({from, to, draw_count(rng) * (rng.one_in(3) ? 5 : 1), rng.next()});
+      }
+    }
+  }
+  return messages;
+}
+
+void run_messages(GroupRank& rank, const GroupSettings& settings) {
+  Rng agreed(rank.seed * 13 + 5);
+  const std::vector<cudaStream_t> streams{new_stream()};
+  for (uint64_t done = 0; done < settings.cases; ++done) {
+    std::vector<std::unique_ptr<Buffer>> hosts;
+    std::vector<std::unique_ptr<OnDevice>> vectors;
+    std::vector<Bytes> expected;
+    std::vector<MessageRequest> batch;
+    for (const Drawn& drawn : draw_messages(agreed, rank.ranks)) {
+      if (drawn.from != rank.rank && drawn.to != rank.rank) continue;
+      const bool receives = drawn.to == rank.rank;
+      const Bytes contents =
+          make_contents(DType::uint8, ReduceOp::none, drawn.bytes, drawn.seed, Contents::any);
+      hosts.push_back(std::make_unique<Buffer>(drawn.bytes, drawn.seed % 7));
+      if (!receives) hosts.back()->fill(contents);
+      vectors.push_back(std::make_unique<OnDevice>(*hosts.back(), drawn.seed % 5));
+      expected.push_back(contents);
+      MessageRequest message;
+      message.receives = receives;
+      message.peer = receives ? drawn.from : drawn.to;
+      message.block = {vectors.back()->image_of(hosts.back()->data()), drawn.bytes};
+      batch.push_back(message);
+    }
+    OneCall between(draw_call(agreed, rank.ranks), rank);
+    rank.group->enqueue(batch, streams[0]);
+    rank.group->enqueue(between.request(), streams[0]);
+    wait_for_device(rank, streams[0]);
+    between.check(rank.group->path());
+    for (size_t i = 0; i < vectors.size(); ++i) {
+      vectors[i]->download();
+      const std::string differs = difference(DType::uint8, hosts[i]->contents(), expected[i]);
+      check(differs.empty(),
+            "message " + std::to_string(i) + " of batch " + std::to_string(done) + ": " + differs);
+    }
+  }
+}
+
+// ---- Graphs. ----
+
+void run_graphs(GroupRank& rank, const GroupSettings& settings) {
+  Rng agreed(rank.seed * 91 + 3);
+  const std::vector<cudaStream_t> streams{new_stream(), new_stream()};
+  for (uint64_t done = 0; done < settings.cases; ++done) {
+    Calls calls;
+    for (uint64_t i = 1 + agreed.below(3); i > 0; --i) {
+      calls.push_back(std::make_unique<OneCall>(draw_call(agreed, rank.ranks), rank));
+    }
+    ok(cudaStreamBeginCapture(streams[0], cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
+    for (const auto& call : calls) rank.group->enqueue(call->request(), streams[0]);
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t graph_exec = nullptr;
+    ok(cudaStreamEndCapture(streams[0], &graph), "cudaStreamEndCapture");
+    ok(cudaGraphInstantiate(&graph_exec, graph, 0), "cudaGraphInstantiate");
+    for (int replay = 0; replay < 3; ++replay) {
+      OneCall eager(draw_call(agreed, rank.ranks), rank);
+      ok(cudaGraphLaunch(graph_exec, streams[0]), "cudaGraphLaunch");
+      rank.group->enqueue(eager.request(), streams[1]);
+      check_calls(rank, calls, streams);
+      eager.check("eager");
+      for (const auto& call : calls) call->renew();
+    }
+    ok(cudaGraphExecDestroy(graph_exec), "cudaGraphExecDestroy");
+    ok(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  }
+}
+
+void run_premul(GroupRank& rank) {
+  constexpr int kN = 1000;
+  const cudaStream_t stream = new_stream();
+  std::vector<float> values(kN);
+  float total = 0;
+  for (int r = 0; r < rank.ranks; ++r) total += static_cast<float>((r + 1) * (r + 2));
+  for (int i = 0; i < kN; ++i) values[i] = static_cast<float>((rank.rank + 1) * (i % 7));
+  float* on_device = nullptr;
+  ok(cudaMalloc(reinterpret_cast<void**>(&on_device), kN * sizeof(float)), "cudaMalloc");
+  ok(cudaMemcpy(on_device, values.data(), kN * sizeof(float), cudaMemcpyHostToDevice), "upload");
+  CallRequest request;
+  request.collective = Collective::all_reduce;
+  request.dtype = DType::float32;
+  request.reduce_op = ReduceOp::premul_sum;
+  request.premul_factor = rank.rank + 2;
+  request.input = request.output = {{{reinterpret_cast<std::byte*>(on_device), kN}}};
+  rank.group->enqueue(request, stream);
+  wait_for_device(rank, stream);
+  ok(cudaMemcpy(values.data(), on_device, kN * sizeof(float), cudaMemcpyDeviceToHost), "download");
+  for (int i = 0; i < kN; ++i) {
+    check_equal(values[i], total * static_cast<float>(i % 7), "element " + std::to_string(i));
+  }
+  ok(cudaFree(on_device), "cudaFree");
+}
+
+}  // namespace
+
+void collectives_suite(const GroupSettings& settings) {
+  run_group(settings, [&](GroupRank& rank) { run_calls(rank, settings); });
+}
+
+void messages_suite(const GroupSettings& settings) {
+  run_group(settings, [&](GroupRank& rank) { run_messages(rank, settings); });
+}
+
+void graphs_suite(const GroupSettings& settings) {
+  run_group(settings, [&](GroupRank& rank) { run_graphs(rank, settings); });
+}
+
+void premul_suite(const GroupSettings& settings) {
+  run_group(settings, [](GroupRank& rank) { run_premul(rank); });
+}
+
+// The groups' order differs from rank to rank.
+void two_groups_suite(const GroupSettings& settings) {
+  run_group(settings, [&](GroupRank& rank) {
+    const auto library = DeviceLibrary::load(PYCOLL_SIMGPU);
+    GroupRank other = rank;
+    other.group = library->open(rank.control, rank.device);
+    const std::vector<cudaStream_t> streams{new_stream(), new_stream()};
+    Rng agreed(rank.seed * 17 + 11);
+    for (uint64_t done = 0; done < settings.cases; ++done) {
+      OneCall first(draw_call(agreed, rank.ranks), rank);
+      OneCall second(draw_call(agreed, rank.ranks), rank);
+      const bool swapped = rank.rank % 2 == 1;
+      if (!swapped) rank.group->enqueue(first.request(), streams[0]);
+      other.group->enqueue(second.request(), streams[1]);
+      if (swapped) rank.group->enqueue(first.request(), streams[0]);
+      wait_for_device(rank, streams[0]);
+      wait_for_device(other, streams[1]);
+      first.check("first group");
+      second.check("second group");
+    }
+  });
+}
+
+}  // namespace pycoll::sim::tests

@@ -1,0 +1,134 @@
+// Groups that end: what ranks are told, and how soon.
+#include <csignal>
+#include <cstdio>
+
+#include "core/error.h"
+#include "group_world.h"
+#include "scenario.h"
+#include "transport/cuda_ipc/runtime_api.h"
+
+namespace pycoll::sim::tests {
+namespace {
+
+constexpr auto kSoon = std::chrono::seconds(10);
+
+struct Call {
+  CallRequest request;
+  cuda::DeviceMemory memory{4096};
+  cuda::Stream stream;
+
+  Call() {
+    request.collective = Collective::all_reduce;
+    request.dtype = DType::float32;
+    request.reduce_op = ReduceOp::sum;
+    request.input = request.output = {{{memory.data(), 1024}}};
+  }
+};
+
+// What check() says in the end, while work is under way.
+Error error_of(GroupRank& rank) {
+  const Deadline deadline = Deadline::after(kSoon);
+  while (!deadline.passed()) {
+    try {
+      rank.group->check();
+    } catch (const Error& error) {
+      return error;
+    }
+    ::usleep(1000);
+  }
+  throw std::runtime_error("no error in time");
+}
+
+// A group with an error has let go of its streams, and says the same ever after.
+void check_dead(GroupRank& rank, Call& call, const std::string& said) {
+  const Deadline deadline = Deadline::after(kSoon);
+  while (cudaStreamQuery(call.stream.get()) == cudaErrorNotReady) {
+    check(!deadline.passed(), "a stream of a dead group still waits");
+    ::usleep(1000);
+  }
+  try {
+    rank.group->enqueue(call.request, call.stream.get());
+  } catch (const Error& error) {
+    check(error.what() == said, std::string("a dead group says ") + error.what());
+    return;
+  }
+  throw std::runtime_error("a dead group took a call");
+}
+
+}  // namespace
+
+void killed_suite(const GroupSettings& settings) {
+  const int victim = settings.ranks - 1;
+  const auto body = [&](GroupRank& rank) {
+    Call call;
+    rank.group->enqueue(call.request, call.stream.get());
+    if (cudaStreamSynchronize(call.stream.get()) != cudaSuccess) throw std::runtime_error("sync");
+    rank.group->check();
+    rank.meeting.barrier();
+    if (rank.rank == victim) ::raise(SIGKILL);
+    std::string said;
+    try {
+      rank.group->enqueue(call.request, call.stream.get());
+      said = error_of(rank).what();
+    } catch (const Error& error) {
+      said = error.what();
+    }
+    // Whoever hears of it second may hear of the first to give up; one at least knows the victim.
+    const bool names = said.find("rank " + std::to_string(victim)) != std::string::npos;
+    check(names, "the error does not name rank " + std::to_string(victim) + ": " + said);
+    check_dead(rank, call, said);
+  };
+  run_group(settings, body, [&](int rank) { return rank == victim ? SIGKILL : 0; });
+}
+
+void abort_suite(const GroupSettings& settings) {
+  run_group(settings, [](GroupRank& rank) {
+    Call call;
+    rank.meeting.barrier();
+    if (rank.rank == 0) {
+      rank.group->abort("enough");
+    } else {
+      try {
+        rank.group->enqueue(call.request, call.stream.get());
+      } catch (const Error&) {
+      }
+    }
+    const std::string said = error_of(rank).what();
+    check(said.find("rank 0") != std::string::npos, "it does not name rank 0: " + said);
+    check_dead(rank, call, said);
+    rank.meeting.barrier();
+  });
+}
+
+// An error that is found before anything is queued leaves the group as it was.
+void refused_suite(const GroupSettings& settings) {
+  run_group(settings, [](GroupRank& rank) {
+    Call call;
+    CallRequest wrong = call.request;
+    wrong.root = rank.ranks;
+    const auto refuses = [&](const auto& body, ErrorKind kind) {
+      try {
+        body();
+      } catch (const Error& error) {
+        check(error.kind() == kind, std::string("another kind: ") + error.what());
+        return;
+      }
+      throw std::runtime_error("it was not refused");
+    };
+    refuses([&] { rank.group->enqueue(wrong, call.stream.get()); }, ErrorKind::invalid_argument);
+    MessageRequest to_self;
+    to_self.peer = rank.rank;
+    const std::vector<MessageRequest> batch{to_self};
+    refuses([&] { rank.group->enqueue(batch, call.stream.get()); }, ErrorKind::invalid_argument);
+    MessageRequest from_any;
+    from_any.receives = true;
+    from_any.peer = kAnySource;
+    const std::vector<MessageRequest> any{from_any};
+    refuses([&] { rank.group->enqueue(any, call.stream.get()); }, ErrorKind::not_implemented);
+    rank.group->enqueue(call.request, call.stream.get());
+    check(cudaStreamSynchronize(call.stream.get()) == cudaSuccess, "the group is broken");
+    rank.group->check();
+  });
+}
+
+}  // namespace pycoll::sim::tests

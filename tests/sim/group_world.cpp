@@ -1,0 +1,123 @@
+#include "group_world.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <stdexcept>
+#include <thread>
+
+#include "core/error.h"
+#include "runtime/store.h"
+#include "sim/control.h"
+#include "transport/network.h"
+
+namespace pycoll::sim::tests {
+namespace {
+
+namespace fs = std::filesystem;
+
+class TemporaryDirectory {
+ public:
+  TemporaryDirectory() {
+    std::string name = (fs::temp_directory_path() / "pycoll-groups-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
+    path_ = name;
+  }
+  ~TemporaryDirectory() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+// A file a key, which appears with all that is in it.
+class DirectoryStore final : public Store {
+ public:
+  explicit DirectoryStore(fs::path where) : where_(std::move(where)) {}
+
+  void set(const std::string& key, const std::string& value) override {
+    const fs::path draft = where_ / (file_of(key) + "." + std::to_string(::getpid()));
+    std::ofstream(draft, std::ios::binary) << value;
+    fs::rename(draft, where_ / file_of(key));
+  }
+  std::optional<std::string> get(const std::string& key, Nanoseconds timeout) override {
+    const Deadline deadline = Deadline::after(timeout);
+    while (!fs::exists(where_ / file_of(key))) {
+      if (deadline.passed()) return std::nullopt;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    std::ostringstream text;
+    text << std::ifstream(where_ / file_of(key), std::ios::binary).rdbuf();
+    return text.str();
+  }
+  void remove(const std::string& key) override { fs::remove(where_ / file_of(key)); }
+
+ private:
+  static std::string file_of(std::string key) {
+    for (char& c : key) {
+      if (c == '/') c = '_';
+    }
+    return key;
+  }
+  fs::path where_;
+};
+
+void forbid_peer_access(int device, int devices) {
+  for (int peer = 0; peer < devices; ++peer) {
+    if (peer != device) set_peer_access(device, peer, false);
+  }
+}
+
+void run_rank(const GroupSettings& settings, const fs::path& place, Meeting& meeting,
+              const std::function<void(GroupRank&)>& body) {
+  DirectoryStore store(place);
+  NetworkRegistry networks;
+  BootstrapRequest request;
+  request.store = &store;
+  request.prefix = "group/";
+  request.rank = meeting.rank;
+  request.world_size = meeting.size;
+  request.config = Config::from_env();
+  auto control = Communicator::make(request, networks.network_for("group", request.config),
+                                    std::chrono::seconds(60));
+  const auto library = DeviceLibrary::load(PYCOLL_SIMGPU);
+  const int devices = library->device_count();
+  const int device = meeting.rank % devices;
+  if (settings.apart) forbid_peer_access(device, devices);
+  GroupRank rank{meeting.rank, meeting.size, device,
+                 meeting,      control,      library->open(control, device),
+                 settings.seed};
+  if (cudaSetDevice(device) != cudaSuccess) throw std::runtime_error("cudaSetDevice failed");
+  body(rank);
+}
+
+}  // namespace
+
+void run_group(const GroupSettings& settings, const std::function<void(GroupRank&)>& body,
+               const std::function<int(int rank)>& expected) {
+  const TemporaryDirectory directory;
+  const auto work = [&](Meeting& meeting) {
+    run_rank(settings, directory.path(), meeting, body);
+    if (const uint64_t spins = counters().spins_across_processes; spins != 0) {
+      throw std::runtime_error(concat("a kernel waited for another process: ", spins, " spins"));
+    }
+  };
+  const std::vector<int> statuses = run_processes(settings.ranks, work);
+  for (int rank = 0; rank < settings.ranks; ++rank) {
+    const int wanted = expected ? expected(rank) : 0;
+    const int status = statuses[static_cast<size_t>(rank)];
+    if (status == wanted) continue;
+    throw std::runtime_error(
+        concat("rank ", rank, " ended with wait status ", status, ", not ", wanted));
+  }
+}
+
+}  // namespace pycoll::sim::tests

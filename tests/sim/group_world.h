@@ -1,0 +1,52 @@
+// Ranks of a group on simulated GPUs: processes that know nothing of each other but a directory.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "processes.h"
+#include "runtime/device/device_group.h"
+
+namespace pycoll::sim::tests {
+
+// What a suite is run with.
+struct GroupSettings {
+  int ranks = 2;
+  uint64_t cases = 10;
+  uint64_t seed = 0;
+  // No device reaches another's memory.
+  bool apart = false;
+};
+
+struct GroupRank {
+  int rank;
+  int ranks;
+  int device;
+  Meeting& meeting;
+  std::shared_ptr<Communicator> control;
+  std::shared_ptr<pycoll::DeviceGroup> group;
+  uint64_t seed;
+};
+
+// Runs `body` in a process a rank, rank r on device r mod the number of devices. Throws unless each
+// process ends with what `expected` says of it: 0 by default; a wait status.
+void run_group(const GroupSettings& settings, const std::function<void(GroupRank&)>& body,
+               const std::function<int(int rank)>& expected = nullptr);
+
+struct GroupSuite {
+  std::string name;
+  std::string summary;
+  std::function<void(const GroupSettings&)> run;
+};
+std::vector<GroupSuite> group_suites();
+void collectives_suite(const GroupSettings& settings);
+void messages_suite(const GroupSettings& settings);
+void graphs_suite(const GroupSettings& settings);
+void premul_suite(const GroupSettings& settings);
+void killed_suite(const GroupSettings& settings);
+void abort_suite(const GroupSettings& settings);
+void refused_suite(const GroupSettings& settings);
+void two_groups_suite(const GroupSettings& settings);
+
+}  // namespace pycoll::sim::tests

@@ -1,0 +1,53 @@
+// Groups of processes on simulated GPUs, through the interface that the rest of pycoll uses.
+//
+//   groups --list
+//   groups SUITE RANKS CASES [SEED] [apart]      apart: no device reaches another's memory
+//
+// The environment says how many devices there are, and the rest (csrc/sim/control.h). Exit code 0:
+// all as it must be; 1: not; 2: wrong usage.
+#include <cstdio>
+#include <cstdlib>
+
+#include "group_world.h"
+
+using namespace pycoll::sim::tests;
+
+std::vector<GroupSuite> pycoll::sim::tests::group_suites() {
+  return {
+      {"collectives", "every collective, type, operation and size, in and out of place",
+       collectives_suite},
+      {"messages", "batches of send and recv, collectives between them", messages_suite},
+      {"graphs", "captured calls, replayed among eager ones, on two streams", graphs_suite},
+      {"premul", "premul_sum with a factor a rank", premul_suite},
+      {"two_groups", "two groups of the same ranks, calls in flight of both", two_groups_suite},
+      {"refused", "calls that are refused leave the group as it was", refused_suite},
+      {"killed", "a rank dies; the others say which", killed_suite},
+      {"abort", "a rank gives up; the others hear of it", abort_suite},
+  };
+}
+
+int main(int argc, char** argv) {
+  const std::string name = argc > 1 ? argv[1] : "";
+  const bool lists = name == "--list";
+  for (const GroupSuite& suite : group_suites()) {
+    if (lists) std::printf("%-16s %s\n", suite.name.c_str(), suite.summary.c_str());
+    if (name != suite.name || argc < 4) continue;
+    GroupSettings settings;
+    settings.ranks = std::atoi(argv[2]);
+    settings.cases = std::strtoull(argv[3], nullptr, 10);
+    settings.seed = argc > 4 ? std::strtoull(argv[4], nullptr, 10) : 0;
+    settings.apart = argc > 5;
+    if (settings.ranks < 1 || settings.ranks > Meeting::kRanks) break;
+    try {
+      suite.run(settings);
+      std::printf("ok %s\n", name.c_str());
+      return 0;
+    } catch (const std::exception& error) {
+      std::printf("FAILED %s: %s\n", name.c_str(), error.what());
+      return 1;
+    }
+  }
+  if (lists) return 0;
+  std::fprintf(stderr, "usage: groups --list | SUITE RANKS CASES [SEED] [apart]\n");
+  return 2;
+}
