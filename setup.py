@@ -2,6 +2,8 @@
 
 Environment:
   PYCOLL_TORCH=0             build only the torch-free core, even where torch is installed
+  PYCOLL_CUDA=0|1            leave out, or insist on, the CUDA part (default: where there are nvcc
+                             and a torch that is built for CUDA); see cmake/cuda.cmake
   PYCOLL_BUILD_DIR           where CMake works (default: build/cmake-<python>-<torch>, kept between
                              builds, so that a rebuild compiles only what changed)
   CMAKE_ARGS                 more arguments for CMake's configure step
@@ -28,6 +30,7 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 WITH_TORCH = os.environ.get("PYCOLL_TORCH", "1") != "0"
+CUDA = {"": "AUTO", "0": "OFF", "1": "ON"}
 BUILD_TOOLS = ["cmake", "ninja", "pybind11"]
 
 NO_TORCH = """
@@ -61,6 +64,13 @@ pycoll builds with CMake and Ninja, and this environment lacks: {missing}.
 
 def stop(message: str) -> NoReturn:
     raise SystemExit(message)
+
+
+def cuda_option() -> str:
+    value = os.environ.get("PYCOLL_CUDA", "")
+    if value not in CUDA:
+        stop(f"PYCOLL_CUDA={value} is neither 0 nor 1")
+    return CUDA[value]
 
 
 def find_tool(name: str) -> str | None:
@@ -110,6 +120,7 @@ class CMakeBuild(build_ext):
             f"-DCMAKE_MAKE_PROGRAM={ninja}",
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-DPYCOLL_TORCH={'ON' if WITH_TORCH else 'OFF'}",
+            f"-DPYCOLL_CUDA={cuda_option()}",
             f"-DCMAKE_BUILD_TYPE={'Debug' if self.debug else 'Release'}",
             *shlex.split(os.environ.get("CMAKE_ARGS", "")),
         ]  # fmt: skip
