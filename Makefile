@@ -1,6 +1,9 @@
 # make demo        trains a transformer on 2 ranks, from nothing: makes .venv, installs torch, builds
 # make test        the gate: lint, then the tests (25 minutes at most on 2 cores)
 # make test-full   all tests, with torch 2.11 and 2.14 too (downloads up to 3 GB for each of them)
+# make test-sim    the CUDA path on the CPU, in full: executor, simulated runtime, kernels, groups
+# make test-mutants  bugs put in on purpose, on the CPU and in the simulator: each must be caught
+# make cuda-build  builds against a torch with CUDA in .venv-cuda (nvcc needed; 6 GB), no GPU needed
 # make lint, make format, make bench, make clean
 #
 # PYTHON=/path/python   use that Python and its torch as they are, instead of making .venv; only
@@ -8,12 +11,14 @@
 # TORCH="torch==2.13.0" what pip is asked for when .venv is made (any pip arguments, for example an
 #                       index with CPU builds)
 # BASE_PYTHON=python3   what .venv is made with (3.10 or newer)
+# CUDA_TORCH="torch==2.14.1"  the same for .venv-cuda
 # RANKS=2, DEMO_ARGS="", PYTEST_ARGS=""
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
 TORCH ?= torch==2.13.0
+CUDA_TORCH ?= torch==2.14.1
 BASE_PYTHON ?= python3
 RANKS ?= 2
 DEMO_ARGS ?=
@@ -47,7 +52,7 @@ SOURCES := $(shell find csrc cmake -type d -o -type f) CMakeLists.txt setup.py p
 CPP := $(shell find csrc tests benchmarks -name '*.cpp' -o -name '*.c' -o -name '*.h' -o -name '*.cuh' \
                     -o -name '*.cu')
 
-.PHONY: help build demo test test-full bench lint format clean FORCE
+.PHONY: help build demo test test-full test-sim test-mutants cuda-build bench lint format clean FORCE
 help:
 	@sed -n '1,/^SHELL/p' Makefile | sed -n 's/^# \{0,1\}//p'
 
@@ -87,6 +92,21 @@ test: lint build
 test-full: lint build
 	$(PY) -m pytest -rs $(PYTEST_ARGS)
 
+test-sim: build
+	$(PY) -m pytest -rs $(wildcard tests/test_sim*.py tests/test_cuda_*.py) $(PYTEST_ARGS)
+
+test-mutants: build
+	$(PY) -m pytest -rs tests/test_mutants.py tests/test_device_mutants.py $(PYTEST_ARGS)
+
+cuda-build:
+	@$(BASE_PYTHON) -m venv .venv-cuda
+	@echo "installing $(CUDA_TORCH)"
+	@.venv-cuda/bin/python -m pip install -qq --disable-pip-version-check "$(CUDA_TORCH)" numpy $(BUILD_TOOLS)
+	@echo "building pycoll with the CUDA part"
+	@PYCOLL_CUDA=1 .venv-cuda/bin/python -m pip install -qq --disable-pip-version-check \
+	  --no-build-isolation --no-deps --force-reinstall .
+	.venv-cuda/bin/python -P tests/cuda_build_check.py
+
 bench: build
 	$(PY) benchmarks/all_reduce.py $(BENCH_ARGS)
 
@@ -111,7 +131,7 @@ format: .venv-lint/stamp
 	$(LINT)/clang-format -i $(CPP)
 
 clean:
-	rm -rf build dist demo-output .venv .venv-lint *.egg-info pycoll/*.so
+	rm -rf build dist demo-output .venv .venv-lint .venv-cuda *.egg-info pycoll/*.so
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find pycoll tests benchmarks docs examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
