@@ -35,6 +35,13 @@ def find(tool: str) -> str | None:
     return shutil.which(tool, path=os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]))
 
 
+def find_nvcc() -> str | None:
+    """nvcc of CUDA_HOME, of /usr/local/cuda, or on PATH."""
+    homes = [os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
+    inside = [str(Path(home) / "bin" / "nvcc") for home in homes if home]
+    return next((path for path in inside if os.access(path, os.X_OK)), None) or find("nvcc")
+
+
 def why_not(*tools: str) -> str:
     """What is missing and which Debian packages have it; empty when nothing is."""
     missing = [tool for tool in tools if find(tool) is None]

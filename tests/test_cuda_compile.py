@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -16,9 +15,7 @@ SCOPES = ["cta", "gpu", "sys"]
 
 @pytest.fixture(scope="module")
 def nvcc() -> str:
-    homes = [os.environ.get("CUDA_HOME", ""), "/usr/local/cuda"]
-    inside = [str(Path(home) / "bin" / "nvcc") for home in homes if home]
-    found = next((path for path in inside if os.access(path, os.X_OK)), native_build.find("nvcc"))
+    found = native_build.find_nvcc()
     if not found:
         pytest.skip("nvcc not found (set CUDA_HOME, or put it on PATH)")
     return found

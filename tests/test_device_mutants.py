@@ -12,7 +12,7 @@ from device_mutants import MUTANTS, Mutant
 
 CASES = {"thread": 64, "address": 200, "": 200}
 SEEDS = range(6)
-OPTIONS = "TSAN_OPTIONS=halt_on_error=1 exitcode=66"
+OPTIONS = "TSAN_OPTIONS=halt_on_error=1 exitcode=66 atexit_sleep_ms=0"
 DEADLINE_S = 120
 
 # Each mutant is compiled; the first one of a build compiles everything.

@@ -51,7 +51,7 @@ def run_check(check: str, seconds: float = SECONDS):
         return done
     arguments = ["--scenario", check, "--seconds", str(seconds), "--patience", str(PATIENCE_S)]
     # `env`, so that options of the caller's environment do not change what a report does.
-    options = "TSAN_OPTIONS=halt_on_error=1 exitcode=66"
+    options = "TSAN_OPTIONS=halt_on_error=1 exitcode=66 atexit_sleep_ms=0"
     return native_build.run(["env", options, program, *arguments], DEADLINE_S)
 
 

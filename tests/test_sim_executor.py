@@ -18,7 +18,7 @@ BUILDS = [pytest.param("", id="plain"), "thread", "address"]
 REPORTED = 86  # kFailureExitCode of csrc/sim/simt.h
 RACE, MEMORY = 66, 67
 OPTIONS = [
-    f"TSAN_OPTIONS=exitcode={RACE}",
+    f"TSAN_OPTIONS=exitcode={RACE} atexit_sleep_ms=0",
     f"ASAN_OPTIONS=exitcode={MEMORY} detect_leaks=1 detect_stack_use_after_return=1",
     "UBSAN_OPTIONS=print_stacktrace=1",
 ]

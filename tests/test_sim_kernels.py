@@ -16,7 +16,7 @@ import native_build
 
 BUILDS = [pytest.param("", id="plain"), "thread", "address"]
 OPTIONS = [
-    "TSAN_OPTIONS=halt_on_error=1 exitcode=66",
+    "TSAN_OPTIONS=halt_on_error=1 exitcode=66 atexit_sleep_ms=0",
     "ASAN_OPTIONS=exitcode=67 detect_leaks=1 detect_stack_use_after_return=1",
     "UBSAN_OPTIONS=print_stacktrace=1",
 ]
