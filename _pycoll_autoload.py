@@ -11,7 +11,8 @@ import re
 from typing import Any
 
 NAME = "pycoll"
-DEVICES = ["cpu"]
+# Where pycoll was built without CUDA, calls on its tensors say so.
+DEVICES = ["cpu", "cuda"]
 
 
 def _create(options: Any, backend_options: Any) -> Any:
@@ -20,18 +21,21 @@ def _create(options: Any, backend_options: Any) -> Any:
     return create(options, backend_options)
 
 
-def register() -> None:
+def register(*more_devices: str) -> None:
     """Registers the backend's name with torch.distributed; calling it again changes nothing.
 
-    A torch built without distributed is left alone.
+    `more_devices` are types of devices that it serves from now on. A torch built without
+    distributed is left alone.
     """
     import torch.distributed as dist
 
     if not dist.is_available():
         return
     backend = dist.Backend
-    if NAME.upper() not in backend._plugins:
-        backend.register_backend(NAME, _create, extended_api=True, devices=list(DEVICES))
+    known = list(backend.backend_capability.get(NAME, DEVICES))
+    wanted = [*known, *(device for device in more_devices if device not in known)]
+    if NAME.upper() not in backend._plugins or wanted != known:
+        backend.register_backend(NAME, _create, extended_api=True, devices=wanted)
 
 
 def register_at_torch_import() -> None:

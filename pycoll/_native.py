@@ -2,6 +2,7 @@
 
 torch's C++ classes change from one minor version to the next, so there is one binary for each:
 `_c10d_2_13`, `_c10d_2_14`, ... The core (`pycoll._core`) has no torch in it and needs no choice.
+What serves GPU tensors is a library of its own, because it needs CUDA.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import functools
 import importlib
 import re
+import warnings
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
 
 Version = tuple[int, int]
+GPU_LIBRARY = "libpycoll_cuda.so"
 REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
 
 
@@ -47,7 +50,9 @@ def load() -> ModuleType:
     version = torch_version()
     built = built_for()
     if version in built:
-        return importlib.import_module(f"pycoll._c10d_{version[0]}_{version[1]}")
+        module = importlib.import_module(f"pycoll._c10d_{version[0]}_{version[1]}")
+        _load_gpu_library(module)
+        return module
     if built:
         names = ", ".join(f"{major}.{minor}" for major, minor in built)
         raise ImportError(
@@ -58,3 +63,36 @@ def load() -> ModuleType:
         f"pycoll was built without torch, and this is torch {version[0]}.{version[1]}: to use it "
         f"with torch.distributed rebuild with `{REBUILD}`"
     )
+
+
+def gpu_library() -> Path | None:
+    """The library for CUDA tensors beside this package; None: the build made none."""
+    file = Path(__file__).parent / GPU_LIBRARY
+    return file if file.exists() else None
+
+
+def _load_gpu_library(module: ModuleType) -> None:
+    import torch
+
+    file = gpu_library()
+    if file is None or torch.version.cuda is None:
+        return
+    try:
+        module.load_device_library(str(file))
+    except RuntimeError as error:
+        # CPU tensors can do without it.
+        warnings.warn(f"pycoll cannot serve CUDA tensors: {error}", stacklevel=2)
+
+
+def load_device_library(path: str | Path) -> str:
+    """Opens a library that serves a type of devices, and tells torch.distributed that "pycoll"
+    does: groups made from then on take tensors of these devices. Returns the type's name.
+
+    Raises RuntimeError when the file is no such library or was built for another version of pycoll,
+    when torch has no devices of that name, and when a library serves them already.
+    """
+    from pycoll._registration import register
+
+    device: str = load().load_device_library(str(path))
+    register(device)
+    return device

@@ -296,12 +296,15 @@ def _with_process_group(
     function: Callable[..., Any],
     backend: str,
     group_timeout: float,
+    prepare: Callable[[int], Any] | None,
     args: tuple[Any, ...],
 ) -> Any:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    if prepare is not None:
+        prepare(rank)
     store = dist.FileStore(os.path.join(directory, "c10d-store"), world_size)
     dist.init_process_group(
         backend,
@@ -322,10 +325,14 @@ def torch_ranks(
     *args: Any,
     backend: str = "pycoll",
     group_timeout: float = 20,
+    prepare: Callable[[int], Any] | None = None,
     **options: Any,
 ) -> list[RankResult]:
-    """`function(rank, world_size, *args)` with the default process group made; see `run_ranks`."""
-    arguments = (function, backend, group_timeout, args)
+    """`function(rank, world_size, *args)` with the default process group made; see `run_ranks`.
+
+    `prepare(rank)` runs before that.
+    """
+    arguments = (function, backend, group_timeout, prepare, args)
     return run_ranks(world_size, _with_process_group, *arguments, **options)
 
 

@@ -1,9 +1,11 @@
 #include "core/config.h"
 
+#include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <cstdlib>
 #include <limits>
+#include <utility>
 
 #include "core/error.h"
 
@@ -48,6 +50,19 @@ uint64_t power_of_two(uint64_t value) {
     fail(ErrorKind::invalid_argument, value, " is not a power of two");
   }
   return value;
+}
+
+// The words that torch's own switches take.
+bool parse_switch(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char each) { return std::toupper(each); });
+  for (const char* word : {"1", "Y", "YES", "T", "TRUE", "ON"}) {
+    if (text == word) return true;
+  }
+  for (const char* word : {"0", "N", "NO", "F", "FALSE", "OFF"}) {
+    if (text == word) return false;
+  }
+  fail(ErrorKind::invalid_argument, "'", text, "' is not 0 or 1");
 }
 
 Determinism parse_determinism(const std::string& text) {
@@ -129,7 +144,28 @@ constexpr ConfigVariable kVariables[] = {
      "1; forked children see what their parent writes there later",
      [](Config& c, const std::string& t) { c.shared_allocator = bytes_between(t, 0, 1) == 1; },
      [](const Config& c) { return std::to_string(int{c.shared_allocator}); }, false},
+    {"PYCOLL_BLOCKING_WAIT",
+     "1: wait() of a call on a GPU blocks the caller until it is done, instead of the stream; 0 or "
+     "1 (also read from TORCH_NCCL_BLOCKING_WAIT)",
+     [](Config& c, const std::string& t) { c.blocking_wait = parse_switch(t); },
+     [](const Config& c) { return std::to_string(int{c.blocking_wait}); }, false,
+     "TORCH_NCCL_BLOCKING_WAIT"},
+    {"PYCOLL_HIGH_PRIORITY",
+     "1: asynchronous calls on GPUs run on a stream of high priority; 0 or 1 (also read from "
+     "TORCH_NCCL_HIGH_PRIORITY)",
+     [](Config& c, const std::string& t) { c.high_priority = parse_switch(t); },
+     [](const Config& c) { return std::to_string(int{c.high_priority}); }, false,
+     "TORCH_NCCL_HIGH_PRIORITY"},
 };
+
+// The name that is set, and its value; no value: none is.
+std::pair<std::string, const char*> find_in_environment(const ConfigVariable& variable) {
+  for (const std::string_view name : {variable.name, variable.of_nccl}) {
+    const char* text = name.empty() ? nullptr : std::getenv(std::string(name).c_str());
+    if (text != nullptr && *text != '\0') return {std::string(name), text};
+  }
+  return {std::string(variable.name), nullptr};
+}
 
 }  // namespace
 
@@ -145,13 +181,13 @@ std::span<const ConfigVariable> config_variables() {
 Config Config::from_env() {
   Config config;
   for (const ConfigVariable& variable : kVariables) {
-    const char* text = std::getenv(std::string(variable.name).c_str());
-    if (text == nullptr || *text == '\0') continue;
+    const auto [name, text] = find_in_environment(variable);
+    if (text == nullptr) continue;
     try {
       variable.parse(config, text);
     } catch (const Error& error) {
-      fail(ErrorKind::invalid_argument, variable.name, "=", text, ": ", error.what(), " (",
-           variable.help, ")");
+      fail(ErrorKind::invalid_argument, name, "=", text, ": ", error.what(), " (", variable.help,
+           ")");
     }
   }
   return config;

@@ -38,6 +38,8 @@ struct Config {
   double heartbeat = 10;            // PYCOLL_HEARTBEAT: seconds of silence that mean a lost host
   std::string isa;                  // PYCOLL_ISA: forces a kernel instruction set; empty: the best
   bool shared_allocator = false;    // PYCOLL_SHARED_ALLOCATOR: large CPU tensors in the arena
+  bool blocking_wait = false;  // PYCOLL_BLOCKING_WAIT: wait() of calls on GPUs blocks the caller
+  bool high_priority = false;  // PYCOLL_HIGH_PRIORITY: asynchronous calls on GPUs come first there
 
   // Throws Error(invalid_argument) that names the variable, its value and what is allowed.
   static Config from_env();
@@ -51,6 +53,8 @@ struct ConfigVariable {
   std::string (*show)(const Config& config);
   // Must be the same on all ranks, because it decides what travels between them.
   bool agreed;
+  // What users of NCCL call it, read when the variable itself is not set; empty: nothing.
+  std::string_view of_nccl = {};
 };
 std::span<const ConfigVariable> config_variables();
 

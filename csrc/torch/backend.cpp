@@ -1,5 +1,7 @@
 #include "torch/backend.h"
 
+#include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
 #include <torch/csrc/python_headers.h>
 
 #include <algorithm>
@@ -86,6 +88,7 @@ std::shared_ptr<Communicator> connect(const GroupRequest& request) {
 Backend::Backend(const GroupRequest& request)
     : c10d::Backend(request.rank, request.world_size),
       communicator_(with_torch_errors([&] { return connect(request); })),
+      devices_(std::make_shared<DeviceCalls>(communicator_, request.devices, request.interrupt)),
       options_(c10::make_intrusive<Options>("pycoll", request.timeout)),
       interrupt_(request.interrupt) {
   options_->global_ranks_in_group = request.global_ranks;
@@ -93,7 +96,9 @@ Backend::Backend(const GroupRequest& request)
 
 Backend::~Backend() {
   const GilRelease release;
+  devices_->close();
   communicator_->close();
+  devices_.reset();
   communicator_.reset();
 }
 
@@ -103,23 +108,24 @@ void Backend::setTimeout(std::chrono::milliseconds timeout) {
 }
 
 at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
-  if (!options.device().is_cpu()) {
-    refuse("pycoll:allocate_tensor", "device ", options.device().str(), " is not the CPU");
-  }
+  if (!options.device().is_cpu()) return at::empty({size}, options);
   return empty_shareable({size}, c10::typeMetaToScalarType(options.dtype()));
 }
 
 void Backend::abort() {
   const GilRelease release;
-  communicator_->abort("torch.distributed asked for it");
+  constexpr auto kReason = "torch.distributed asked for it";
+  devices_->abort(kReason);
+  communicator_->abort(kReason);
 }
 
 void Backend::shutdown() {
   const GilRelease release;
+  devices_->close();
   communicator_->close();
 }
 
-CallRequest Backend::prepare(Call& call) const {
+CallRequest Backend::prepare(Call& call, Tensors* copies) const {
   CallRequest request = std::move(call.request);
   if (call.timeout != c10d::kUnsetTimeout) request.timeout = time_limit(call.timeout);
   // Strided tensors travel as dense copies; what comes out is copied back
@@ -135,6 +141,10 @@ CallRequest Backend::prepare(Call& call) const {
   }
   // Dense copies of inputs must live as long as the operation.
   if (inputs.any_copied()) request.keep_alive = std::make_shared<DenseTensors>(inputs);
+  if (copies != nullptr) {
+    inputs.append_copies(*copies);
+    outputs.append_copies(*copies);
+  }
   return request;
 }
 
@@ -146,7 +156,24 @@ c10::intrusive_ptr<Work> Backend::start(Call call, CallRequest request) {
   return work;
 }
 
+Backend::WorkPtr Backend::run_on(c10::Device device, const char* title, Description description,
+                                 std::vector<Call> calls) {
+  const c10::DeviceGuard guard(device);
+  DeviceCall together{title, std::move(description), device, time_of(calls.front().timeout),
+                      calls.front().async};
+  for (Call& call : calls) together.calls.push_back(prepare(call, &together.copies));
+  WorkPtr work = devices_->run(std::move(together));
+  return work ? remember(std::move(work)) : nullptr;
+}
+
 Backend::WorkPtr Backend::run(Call call) {
+  if (const auto gpu = gpu_of(call.title, call.inputs, call.outputs)) {
+    const char* title = call.title;
+    Description description{getRank(), call.type, title, call.inputs, call.outputs};
+    std::vector<Call> calls;
+    calls.push_back(std::move(call));
+    return run_on(*gpu, title, std::move(description), std::move(calls));
+  }
   CallRequest request = prepare(call);
   if (call.async) return remember(start(std::move(call), std::move(request)));
   const Profiled profiled(call.title, call.inputs);
@@ -162,6 +189,9 @@ Backend::WorkPtr Backend::run_together(c10d::OpType type, const char* title,
   for (const Call& call : calls) {
     description.inputs.insert(description.inputs.end(), call.inputs.begin(), call.inputs.end());
     description.outputs.insert(description.outputs.end(), call.outputs.begin(), call.outputs.end());
+  }
+  if (const auto gpu = gpu_of(title, description.inputs, description.outputs)) {
+    return run_on(*gpu, title, std::move(description), std::move(calls));
   }
   std::optional<Profiled> profiled;
   const bool async = calls.front().async;
@@ -191,7 +221,7 @@ Backend::WorkPtr Backend::remember(c10::intrusive_ptr<c10d::Work> work) {
 void Backend::startCoalescing() {
   const std::lock_guard lock(coalescing_mutex_);
   // One that was left open by an exception counts for nothing.
-  coalescing_ = Coalescing{true, {}};
+  coalescing_ = Coalescing{true};
 }
 
 Backend::WorkPtr Backend::endCoalescing() {
@@ -201,6 +231,10 @@ Backend::WorkPtr Backend::endCoalescing() {
     std::swap(coalescing, coalescing_);
   }
   if (!coalescing.open) refuse("pycoll:end_coalescing", "start_coalescing was not called");
+  if (WorkPtr batch = run_batch(std::move(coalescing.batch))) {
+    if (coalescing.works.empty()) return batch;
+    coalescing.works.push_back(std::move(batch));
+  }
   if (coalescing.works.empty()) return nullptr;
   Description description{getRank(), c10d::OpType::COALESCED, "pycoll:coalesced", {}, {}};
   for (const auto& work : coalescing.works) {

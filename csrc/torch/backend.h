@@ -15,6 +15,7 @@
 
 #include "python/group_options.h"
 #include "runtime/communicator.h"
+#include "torch/device.h"
 #include "torch/tensors.h"
 #include "torch/work.h"
 #include "transport/network.h"
@@ -31,6 +32,7 @@ struct GroupRequest {
   std::vector<uint64_t> global_ranks;
   Interrupt interrupt;
   std::shared_ptr<NetworkRegistry> networks;
+  std::shared_ptr<DeviceLibraries> devices;
   // pycoll.Options, taken apart.
   Variables variables{};
   std::vector<SelectionRule> table{};
@@ -71,10 +73,12 @@ class Backend final : public c10d::Backend {
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
   void setTimeout(std::chrono::milliseconds timeout) override;
   void setSequenceNumberForGroup() override {}
-  // Shareable memory for who asks the group for it, as fully_shard can.
+  // Memory for who asks the group for it, as fully_shard can: on the CPU it is shareable.
   bool supportsTensorAlloc(c10::DeviceIndex /*device*/) override { return true; }
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
-  uint64_t getSequenceNumberForGroup() override { return communicator_->sequence(); }
+  uint64_t getSequenceNumberForGroup() override {
+    return communicator_->sequence() + devices_->sequence();
+  }
 
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using TensorLists = std::vector<Tensors>;
@@ -117,16 +121,18 @@ class Backend final : public c10d::Backend {
 
   // Between the two, asynchronous calls start as ever and are remembered; the
   // Work of endCoalescing() (none when there was nothing) waits for them all.
-  // Synchronous calls are done when they return, here too.
+  // Synchronous calls are done when they return, here too. Only messages of GPU
+  // tensors have to wait for the end: they make progress together, from GPU to GPU.
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
   // torch asks in batch_isend_irecv() only: without, its callers get one Work a
-  // message, and messages need no grouping here, since a send does not wait for
-  // its peer to receive.
-  bool supportsCoalescing() const override { return false; }
+  // message, and messages of CPU tensors need no grouping, since a send does not
+  // wait for its peer to receive.
+  bool supportsCoalescing() const override { return devices_->possible(); }
 
   // For closing groups at the end of the process.
   std::weak_ptr<Communicator> communicator() const { return communicator_; }
+  std::weak_ptr<DeviceCalls> devices() const { return devices_; }
 
   // The short way (at_once.cpp). False: nothing has happened, the ordinary way must be taken.
   bool run_at_once(const PlainTensors& tensors);
@@ -156,19 +162,31 @@ class Backend final : public c10d::Backend {
   WorkPtr run(Call call);
   // One event and one Work for several calls; none starts unless all are in order.
   WorkPtr run_together(c10d::OpType type, const char* title, std::vector<Call> calls);
-  // Makes everything dense and points the request at it.
-  CallRequest prepare(Call& call) const;
+  WorkPtr barrier_on(c10::Device device, const c10d::BarrierOptions& options);
+  // On a GPU: one call, or several.
+  WorkPtr run_on(c10::Device device, const char* title, Description description,
+                 std::vector<Call> calls);
+  // Makes everything dense and points the request at it. `copies` gets what had to be copied.
+  CallRequest prepare(Call& call, Tensors* copies = nullptr) const;
   c10::intrusive_ptr<Work> start(Call call, CallRequest request);
   WorkPtr start_message(const char* title, c10d::OpType type, Tensors& tensors,
                         MessageRequest request);
+  WorkPtr start_message_on(c10::Device device, Description description, MessageRequest request);
+  // The messages that a coalescing block has collected, if there are any.
+  WorkPtr run_batch(std::vector<DeviceMessage> batch);
+  std::chrono::milliseconds time_of(std::chrono::milliseconds given) const {
+    return given == c10d::kUnsetTimeout ? options_->timeout : given;
+  }
   WorkPtr remember(c10::intrusive_ptr<c10d::Work> work);
 
   struct Coalescing {
     bool open = false;
-    CombinedWork::Parts works;
+    CombinedWork::Parts works{};
+    std::vector<DeviceMessage> batch{};  // on GPUs
   };
 
   std::shared_ptr<Communicator> communicator_;
+  std::shared_ptr<DeviceCalls> devices_;
   c10::intrusive_ptr<Options> options_;
   Interrupt interrupt_;
   std::mutex coalescing_mutex_;

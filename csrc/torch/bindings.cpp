@@ -13,6 +13,7 @@
 #include "torch/allocator.h"
 #include "torch/backend.h"
 #include "torch/direct.h"
+#include "torch/errors.h"
 
 namespace py = pybind11;
 
@@ -23,25 +24,30 @@ namespace {
 // end progress threads in the middle of what they do. One object a module, made with it.
 class OpenGroups {
  public:
-  void add(std::weak_ptr<Communicator> group) {
+  void add(const Backend& backend) {
     const std::lock_guard lock(mutex_);
-    std::erase_if(groups_, [](const auto& known) { return known.expired(); });
-    groups_.push_back(std::move(group));
+    std::erase_if(groups_, [](const Group& known) { return known.communicator.expired(); });
+    groups_.push_back({backend.communicator(), backend.devices()});
   }
   void close_all() {
-    std::vector<std::weak_ptr<Communicator>> groups;
+    std::vector<Group> groups;
     {
       const std::lock_guard lock(mutex_);
       groups.swap(groups_);
     }
-    for (const auto& group : groups) {
-      if (const auto open = group.lock()) open->close();
+    for (const Group& group : groups) {
+      if (const auto open = group.devices.lock()) open->close();
+      if (const auto open = group.communicator.lock()) open->close();
     }
   }
 
  private:
+  struct Group {
+    std::weak_ptr<Communicator> communicator;
+    std::weak_ptr<DeviceCalls> devices;
+  };
   std::mutex mutex_;
-  std::vector<std::weak_ptr<Communicator>> groups_;
+  std::vector<Group> groups_;
 };
 
 using CreateBackend = c10::intrusive_ptr<Backend>(const c10::intrusive_ptr<c10d::Store>& store,
@@ -53,14 +59,16 @@ using CreateBackend = c10::intrusive_ptr<Backend>(const c10::intrusive_ptr<c10d:
                                                   const std::vector<TableRow>& table);
 
 std::function<CreateBackend> backend_creator(std::shared_ptr<OpenGroups> groups,
-                                             std::shared_ptr<NetworkRegistry> networks) {
-  return [groups = std::move(groups), networks = std::move(networks)](
+                                             std::shared_ptr<NetworkRegistry> networks,
+                                             std::shared_ptr<DeviceLibraries> devices) {
+  return [groups = std::move(groups), networks = std::move(networks), devices = std::move(devices)](
              const auto& store, int rank, int world_size, auto timeout, const auto& group_id,
              const auto& global_ranks, const auto& variables, const auto& table) {
-    const GroupRequest request{store,        rank,          world_size, timeout,   group_id,
-                               global_ranks, check_signals, networks,   variables, rules_of(table)};
+    const GroupRequest request{store,    rank,         world_size,     timeout,
+                               group_id, global_ranks, check_signals,  networks,
+                               devices,  variables,    rules_of(table)};
     auto backend = c10::make_intrusive<Backend>(request);
-    groups->add(backend->communicator());
+    groups->add(*backend);
     return backend;
   };
 }
@@ -86,7 +94,13 @@ PYBIND11_MODULE(PYCOLL_MODULE, m) {
   const auto networks = std::make_shared<NetworkRegistry>();
   close_in_forked_children(networks);
   bind_direct_calls(m);
-  m.def("create_backend", backend_creator(groups, networks));
+  const auto devices = std::make_shared<DeviceLibraries>();
+  m.def("create_backend", backend_creator(groups, networks, devices));
+  // pycoll/_native.py has the documentation.
+  m.def("load_device_library", [devices](const std::string& path) {
+    return with_torch_errors([&] { return devices->load(path); });
+  });
+  m.def("device_libraries", [devices] { return devices->names(); });
   py::class_<ScopeCount, std::shared_ptr<ScopeCount>>(m, "ShareableScope");
   m.def("enter_shareable", &enter_shareable);
   m.def("leave_shareable", &leave_shareable);

@@ -1,5 +1,7 @@
 // Collectives as torch calls them: checks first, then a Call. Everything is
 // checked before anything is sent or written.
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include "torch/backend.h"
 #include "torch/errors.h"
 
@@ -371,6 +373,7 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
 }
 
 Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& options) {
+  if (options.device && !options.device->is_cpu()) return barrier_on(*options.device, options);
   if (run_at_once({Collective::barrier, nullptr, nullptr, options.timeout, options.asyncOp})) {
     return nullptr;
   }
@@ -383,6 +386,19 @@ Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& options) {
               {},
               options.timeout,
               options.asyncOp});
+}
+
+// When it is done, all ranks have come to it, and their GPUs to that point of their streams.
+Backend::WorkPtr Backend::barrier_on(c10::Device device, const c10d::BarrierOptions& options) {
+  constexpr auto kTitle = "pycoll:barrier";
+  if (!device.has_index()) device = c10::impl::VirtualGuardImpl(device.type()).getDevice();
+  DeviceCall call{kTitle,          {getRank(), c10d::OpType::BARRIER, kTitle, {}, {}},
+                  device,          time_of(options.timeout),
+                  options.asyncOp, true};
+  call.calls.resize(1);
+  call.calls[0].collective = Collective::barrier;
+  WorkPtr work = devices_->run(std::move(call));
+  return work ? remember(std::move(work)) : nullptr;
 }
 
 }  // namespace pycoll::torch_adapter

@@ -1,4 +1,6 @@
 // Messages as torch sends them. Their timeout is the group's: torch gives none.
+#include <c10/core/DeviceGuard.h>
+
 #include "torch/backend.h"
 #include "torch/errors.h"
 
@@ -24,6 +26,9 @@ Backend::WorkPtr Backend::start_message(const char* title, c10d::OpType type, Te
   const at::Tensor& tensor = only_tensor(title, tensors);
   check_tensor(title, "tensor", tensor, request.receives ? Access::write : Access::read);
   request.dtype = dtype_of(title, tensor);
+  if (const auto gpu = gpu_of(title, tensors, {})) {
+    return start_message_on(*gpu, {getRank(), type, title, tensors, tensors}, std::move(request));
+  }
   const DenseTensors dense(
       tensors, request.receives ? DenseTensors::Role::output : DenseTensors::Role::input);
   request.block = dense.view().blocks[0];
@@ -36,6 +41,42 @@ Backend::WorkPtr Backend::start_message(const char* title, c10d::OpType type, Te
   auto work = c10::make_intrusive<Work>(communicator_, std::move(description), interrupt_);
   with_torch_errors([&] { work->submit(std::move(request)); });
   return remember(work);
+}
+
+Backend::WorkPtr Backend::start_message_on(c10::Device device, Description description,
+                                           MessageRequest request) {
+  const bool batched = request.peer != kAnySource;
+  if (const std::lock_guard lock(coalescing_mutex_); coalescing_.open && batched) {
+    const c10::DeviceGuard guard(device);
+    const auto role = request.receives ? DenseTensors::Role::output : DenseTensors::Role::input;
+    DenseTensors dense(description.inputs, role);
+    request.block = dense.view().blocks[0];
+    if (dense.any_copied() && request.receives) request.finalize = [dense] { dense.copy_back(); };
+    coalescing_.batch.push_back({std::move(request), description.inputs[0], std::move(dense)});
+    return nullptr;
+  }
+  request.timeout = time_limit(options_->timeout);
+  return remember(request.receives ? devices_->receive(std::move(description), std::move(request))
+                                   : devices_->send(std::move(description), std::move(request)));
+}
+
+Backend::WorkPtr Backend::run_batch(std::vector<DeviceMessage> batch) {
+  if (batch.empty()) return nullptr;
+  constexpr auto kTitle = "pycoll:batch_isend_irecv";
+  Description description{getRank(), c10d::OpType::COALESCED, kTitle, {}, {}};
+  Tensors copies;
+  std::vector<MessageRequest> messages;
+  for (DeviceMessage& message : batch) {
+    Tensors& side = message.request.receives ? description.outputs : description.inputs;
+    side.push_back(message.tensor);
+    message.dense.append_copies(copies);
+    messages.push_back(std::move(message.request));
+  }
+  const auto gpu = gpu_of(kTitle, description.inputs, description.outputs);
+  DeviceCall call{kTitle, std::move(description), gpu.value(), options_->timeout, true};
+  call.messages = std::move(messages);
+  call.copies = std::move(copies);
+  return devices_->run(std::move(call));
 }
 
 Backend::WorkPtr Backend::send(Tensors& tensors, int peer, int tag) {

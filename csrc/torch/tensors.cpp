@@ -130,9 +130,8 @@ void check_tensor(const char* operation, const std::string& name, const at::Tens
     refuse(operation, name, " has layout ", tensor.layout(),
            "; only dense (strided) tensors are supported");
   }
-  if (!tensor.device().is_cpu()) {
-    refuse(operation, name, " is on device ", tensor.device().str(),
-           "; this group moves CPU tensors (the CUDA path is not built)");
+  if (tensor.device().is_meta()) {
+    refuse(operation, name, " is on device meta: it has no data to move");
   }
   if (access == Access::write && overlaps_itself(tensor)) {
     refuse(operation, name, " of shape ", tensor.sizes(), " and strides ", tensor.strides(),
@@ -250,6 +249,12 @@ bool DenseTensors::any_copied() const {
     if (!dense_[i].is_same(original_[i])) return true;
   }
   return false;
+}
+
+void DenseTensors::append_copies(Tensors& copies) const {
+  for (size_t i = 0; i < dense_.size(); ++i) {
+    if (!dense_[i].is_same(original_[i])) copies.push_back(dense_[i]);
+  }
 }
 
 void DenseTensors::copy_back() const {

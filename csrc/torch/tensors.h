@@ -26,8 +26,8 @@ inline bool is_plain(const at::Tensor& tensor) {
 
 enum class Access { read, write };
 
-// Refuses what cannot be read or written: undefined, sparse, on another device;
-// for writing also views whose elements share memory.
+// Refuses what cannot be read or written: undefined, sparse, on a device without
+// memory; for writing also views whose elements share memory.
 void check_tensor(const char* operation, const std::string& name, const at::Tensor& tensor,
                   Access access);
 
@@ -79,6 +79,7 @@ class DenseTensors {
   DenseTensors(const Tensors& tensors, Role role, const DenseTensors* same = nullptr);
 
   bool any_copied() const;
+  void append_copies(Tensors& copies) const;
   // Copies results to where they belong. By the driving thread, which may be a
   // progress thread.
   void copy_back() const;

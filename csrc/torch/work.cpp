@@ -6,13 +6,15 @@
 #include <optional>
 
 #include "python/gil.h"
+#include "torch/device_work.h"
 #include "torch/errors.h"
 
 namespace pycoll::torch_adapter {
 namespace {
 
-c10::intrusive_ptr<c10::ivalue::Future> new_future() {
-  return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+c10::intrusive_ptr<c10::ivalue::Future> new_future(std::vector<c10::Device> gpus = {}) {
+  return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
+                                                  std::move(gpus));
 }
 
 }  // namespace
@@ -92,7 +94,7 @@ CombinedWork::CombinedWork(Description description, Parts parts)
       outputs_(std::move(description.outputs)),
       parts_(std::move(parts)),
       left_(parts_.size() + 1),
-      future_(new_future()) {}
+      future_(new_future(gpus_of(outputs_))) {}
 
 c10::intrusive_ptr<CombinedWork> CombinedWork::make(Description description, Parts parts) {
   auto work = c10::make_intrusive<CombinedWork>(std::move(description), std::move(parts));
@@ -112,7 +114,7 @@ void CombinedWork::part_ended() {
   if (error) {
     future_->setError(error);
   } else {
-    future_->markCompleted(c10::IValue(outputs_));
+    complete_together(*future_, parts_, outputs_);
   }
 }
 

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import platform
 import sys
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -189,8 +190,29 @@ def cuda() -> list[Finding]:
         text = f"built with CUDA {version}" if version else "built without CUDA"
         findings.append(Finding("torch", State.info, text))
     findings.append(Finding("driver", State.info, cuda_driver()))
-    findings.append(Finding("pycoll", State.info, "not built yet: tensors must be on the CPU"))
+    findings.append(gpu_library())
     return findings
+
+
+def gpu_library() -> Finding:
+    """What serves CUDA tensors, opened as the first group would."""
+    from pycoll import _native
+
+    file = _native.gpu_library()
+    if file is None:
+        text = "built without its CUDA part: tensors must be on the CPU"
+        return Finding("pycoll", State.info, text)
+    with warnings.catch_warnings(record=True) as problems:
+        warnings.simplefilter("always")
+        try:
+            served = _native.load().device_libraries()
+        except ImportError as error:
+            return Finding("pycoll", State.missing, f"{file.name} is there, but {error}")
+    if "cuda" in served:
+        return Finding("pycoll", State.ok, f"{file.name} loaded: CUDA tensors are served")
+    text = "; ".join(str(problem.message) for problem in problems)
+    text = text or "this torch has no CUDA"
+    return Finding("pycoll", State.missing, f"{file.name} is not in use: {text}")
 
 
 def cuda_driver() -> str:

@@ -1,0 +1,310 @@
+#include "torch/device.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "python/gil.h"
+#include "torch/errors.h"
+
+namespace pycoll::torch_adapter {
+namespace {
+
+using c10::impl::VirtualGuardImpl;
+
+// How often the watchdog asks: a dead peer is named within a second.
+constexpr auto kWatchInterval = std::chrono::milliseconds(100);
+
+// What close() gives to others.
+constexpr auto kClosePatience = std::chrono::seconds(1);
+
+std::string name_of(c10::DeviceType type) {
+  return c10::DeviceTypeName(type, /*lower_case=*/true);
+}
+
+bool by_type_and_index(const c10::Device& a, const c10::Device& b) {
+  return std::pair(a.type(), a.index()) < std::pair(b.type(), b.index());
+}
+
+// Not all supported versions of torch can tell; then nothing is known to be captured.
+template <typename Stream>
+bool is_capturing(const Stream& stream) {
+  if constexpr (requires { stream.is_capturing(); }) {
+    return stream.is_capturing();
+  } else {
+    return false;
+  }
+}
+
+void for_each_tensor(const DeviceCall& call, const std::function<void(const at::Tensor&)>& visit) {
+  for (const Tensors* tensors :
+       {&call.description.inputs, &call.description.outputs, &call.copies}) {
+    for (const at::Tensor& tensor : *tensors) visit(tensor);
+  }
+}
+
+// The caching allocator must not give the memory to somebody else before the stream has come so
+// far, even if all tensors are gone by then.
+void keep_until_done(const DeviceCall& call, const VirtualGuardImpl& impl, c10::Stream stream) {
+  for_each_tensor(call, [&](const at::Tensor& tensor) {
+    if (tensor.device().is_cpu() || !tensor.has_storage()) return;
+    impl.recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
+  });
+}
+
+std::shared_ptr<c10::Event> recorded(c10::Stream stream) {
+  auto event = std::make_shared<c10::Event>(stream.device_type());
+  event->record(stream);
+  return event;
+}
+
+// Page-locked, so that copies between it and the GPU need no detour.
+at::Tensor host_like(const at::Tensor& tensor) {
+  return at::empty(tensor.sizes(),
+                   at::TensorOptions(tensor.scalar_type()).device(at::kCPU).pinned_memory(true));
+}
+
+Block block_of(const at::Tensor& host) {
+  return {static_cast<std::byte*>(host.data_ptr()), static_cast<uint64_t>(host.numel())};
+}
+
+}  // namespace
+
+std::string DeviceLibraries::load(const std::string& path) {
+  auto library = DeviceLibrary::load(path);
+  std::string name = library->name();
+  c10::DeviceType type{};
+  try {
+    type = c10::Device(name).type();
+  } catch (const c10::Error&) {
+    fail(ErrorKind::invalid_argument, path, " serves '", name,
+         "' devices, and this torch has none of that name");
+  }
+  const std::lock_guard lock(mutex_);
+  const auto [place, is_new] = libraries_.emplace(type, std::move(library));
+  if (!is_new) {
+    fail(ErrorKind::invalid_argument, "a library for '", name, "' devices is open already");
+  }
+  return name;
+}
+
+std::shared_ptr<DeviceLibrary> DeviceLibraries::find(c10::DeviceType type) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = libraries_.find(type);
+  return found == libraries_.end() ? nullptr : found->second;
+}
+
+bool DeviceLibraries::any() const {
+  const std::lock_guard lock(mutex_);
+  return !libraries_.empty();
+}
+
+std::vector<std::string> DeviceLibraries::names() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::string> names;
+  for (const auto& [type, library] : libraries_) names.emplace_back(library->name());
+  return names;
+}
+
+std::optional<c10::Device> gpu_of(const char* operation, const Tensors& inputs,
+                                  const Tensors& outputs) {
+  std::optional<c10::Device> found;
+  for (const Tensors* tensors : {&inputs, &outputs}) {
+    for (const at::Tensor& tensor : *tensors) {
+      const c10::Device device = tensor.device();
+      if (!found) found = device;
+      if (*found != device) {
+        refuse(operation, "one tensor is on ", found->str(), ", another on ", device.str(),
+               ": all tensors of a call must be on one device");
+      }
+    }
+  }
+  return found && !found->is_cpu() ? found : std::nullopt;
+}
+
+DeviceCalls::DeviceCalls(std::shared_ptr<Communicator> control,
+                         std::shared_ptr<DeviceLibraries> libraries, Interrupt interrupt)
+    : control_(std::move(control)),
+      libraries_(std::move(libraries)),
+      interrupt_(std::move(interrupt)),
+      lanes_(&by_type_and_index) {}
+
+DeviceCalls::~DeviceCalls() {
+  close();
+  if (!fork_mark_.in_child()) return;
+  // The thread and the groups are the parent's: nothing of a GPU can be ended here.
+  if (watchdog_.joinable()) watchdog_.detach();
+  [[maybe_unused]] const auto* left = new std::pair(std::move(lanes_), std::move(watched_));
+}
+
+std::shared_ptr<DeviceLibrary> DeviceCalls::library_for(c10::Device device) const {
+  auto library = libraries_->find(device.type());
+  if (library != nullptr) return library;
+  fail(ErrorKind::not_implemented, "a tensor is on ", device.str(),
+       ", and pycoll has no library for '", torch_adapter::name_of(device.type()),
+       "' devices here (`pycoll doctor` says which it has): build pycoll where torch and nvcc have "
+       "CUDA, or move the tensor to the CPU");
+}
+
+DeviceCalls::Lane& DeviceCalls::lane(c10::Device device) {
+  const auto known = lanes_.find(device);
+  if (known != lanes_.end()) return known->second;
+  auto group = library_for(device)->open(control_, device.index());
+  const VirtualGuardImpl impl(device.type());
+  const c10::Stream side = impl.getStreamFromGlobalPool(device, control_->config().high_priority);
+  watch(group);
+  return lanes_.emplace(device, Lane{std::move(group), side}).first->second;
+}
+
+std::string DeviceCalls::name_of(const DeviceCall& call, uint64_t sequence) const {
+  return concat("rank ", control_->rank(), ": ", call.title, " #", sequence, " on ",
+                call.device.str());
+}
+
+// What the requests ask for, and then what is to be done with their results, on the stream.
+void DeviceCalls::enqueue(DeviceCall& call, DeviceGroup& group, c10::Stream stream) {
+  const Nanoseconds timeout = time_limit(call.timeout);
+  for (CallRequest& request : call.calls) {
+    request.timeout = timeout;
+    group.enqueue(request, stream.native_handle());
+  }
+  for (MessageRequest& message : call.messages) message.timeout = timeout;
+  if (!call.messages.empty()) group.enqueue(call.messages, stream.native_handle());
+  const c10::StreamGuard guard(stream);
+  for (const CallRequest& request : call.calls) {
+    if (request.finalize) request.finalize();
+  }
+  for (const MessageRequest& message : call.messages) {
+    if (message.finalize) message.finalize();
+  }
+}
+
+DeviceCalls::Queued DeviceCalls::queue(DeviceCall& call, bool awaited) {
+  const std::lock_guard lock(mutex_);
+  if (closed_) fail(ErrorKind::aborted, "rank ", control_->rank(), ": the group was destroyed");
+  const c10::DeviceGuard device_guard(call.device);
+  const Lane& lane = this->lane(call.device);
+  const VirtualGuardImpl impl(call.device.type());
+  const c10::Stream current = impl.getStream(call.device);
+  const c10::Stream stream = call.async ? lane.side : current;
+  if (stream != current) {
+    c10::Event before(call.device.type());
+    before.record(current);
+    before.block(stream);
+  }
+  const uint64_t sequence = 1 + sequence_.fetch_add(1, std::memory_order_relaxed);
+  enqueue(call, *lane.group, stream);
+  if (stream != current) keep_until_done(call, impl, stream);
+  if (!awaited) return {};
+  return {sequence,
+          {lane.group, recorded(stream), time_limit(call.timeout), interrupt_,
+           name_of(call, sequence)}};
+}
+
+c10::intrusive_ptr<c10d::Work> DeviceCalls::run(DeviceCall call) {
+  const bool blocking = call.blocking || control_->config().blocking_wait;
+  std::optional<Profiled> profiled;
+  if (!call.async) profiled.emplace(call.title, call.description.inputs);
+  Queued queued;
+  {
+    const GilRelease release;
+    with_torch_errors([&] {
+      queued = queue(call, call.async || blocking);
+      if (!call.async && blocking) queued.progress.wait_to_the_end();
+    });
+  }
+  if (!call.async) return nullptr;
+  return c10::make_intrusive<DeviceWork>(std::move(call.description), std::move(queued.progress),
+                                         call.device, queued.sequence, blocking);
+}
+
+c10::intrusive_ptr<c10d::Work> DeviceCalls::send(Description description, MessageRequest request) {
+  const at::Tensor tensor = description.inputs[0];
+  with_torch_errors([&] { library_for(tensor.device()); });
+  auto work = c10::make_intrusive<Work>(control_, std::move(description), interrupt_);
+  const GilRelease release;
+  const at::AutoDispatchBelowAutograd no_autograd;
+  at::Tensor host = host_like(tensor);
+  host.copy_(tensor);  // when this returns it is there
+  request.block = block_of(host);
+  request.keep_alive = std::make_shared<at::Tensor>(std::move(host));
+  with_torch_errors([&] { work->submit(std::move(request)); });
+  return work;
+}
+
+c10::intrusive_ptr<c10d::Work> DeviceCalls::receive(Description description,
+                                                    MessageRequest request) {
+  const at::Tensor tensor = description.outputs[0];
+  const c10::Device device = tensor.device();
+  with_torch_errors([&] { library_for(device); });
+  const c10::DeviceGuard guard(device);
+  StagedReceive::Staging staging{host_like(tensor), tensor,
+                                 recorded(VirtualGuardImpl(device.type()).getStream(device))};
+  request.block = block_of(staging.host);
+  request.keep_alive = std::make_shared<at::Tensor>(staging.host);
+  // Profilers are shown the one that is returned.
+  auto message = c10::make_intrusive<Work>(
+      control_, Description{description.rank, description.type, nullptr, {}, {}}, interrupt_);
+  with_torch_errors([&] { message->submit(std::move(request)); });
+  return StagedReceive::make(std::move(description), std::move(message), std::move(staging));
+}
+
+void DeviceCalls::abort(const std::string& reason) {
+  // Not under mutex_, which whoever is stuck may hold.
+  std::unique_lock lock(watch_mutex_);
+  const auto groups = watched_;
+  lock.unlock();
+  for (const auto& group : groups) group->abort(reason);
+}
+
+void DeviceCalls::close() {
+  if (fork_mark_.in_child()) return;  // what there is belongs to the parent
+  {
+    const std::lock_guard lock(watch_mutex_);
+    stop_watching_ = true;
+  }
+  watch_change_.notify_all();
+  std::unique_lock lock(mutex_, kClosePatience);
+  if (!lock) {
+    abort("the group is destroyed while a call is under way");
+    lock.lock();
+  }
+  closed_ = true;
+  if (watchdog_.joinable()) watchdog_.join();
+  const std::lock_guard watch_lock(watch_mutex_);
+  watched_.clear();
+  lanes_.clear();
+}
+
+void DeviceCalls::watch(const std::shared_ptr<DeviceGroup>& group) {
+  {
+    const std::lock_guard lock(watch_mutex_);
+    watched_.push_back(group);
+  }
+  if (!watchdog_.joinable()) watchdog_ = std::thread([this] { watch_loop(); });
+}
+
+void DeviceCalls::watch_loop() {
+  std::unique_lock lock(watch_mutex_);
+  while (!stop_watching_) {
+    const auto groups = watched_;
+    lock.unlock();
+    for (const auto& group : groups) {
+      try {
+        group->check();
+      } catch (const std::exception&) {
+        // It is the group's error now: whoever waits is let go, and every later call throws it.
+      }
+    }
+    lock.lock();
+    watch_change_.wait_for(lock, kWatchInterval, [&] { return stop_watching_; });
+  }
+}
+
+}  // namespace pycoll::torch_adapter

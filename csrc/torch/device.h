@@ -1,0 +1,144 @@
+// A group's calls on GPU tensors, whatever the GPU: written on c10's device-generic streams and
+// events, so that the same code serves CUDA and the simulator of the tests. What moves the data is
+// a DeviceLibrary, opened at run time.
+//
+// Semantics are those that users of NCCL know. A call takes its place on the stream that is current
+// when it is made: it begins after what is there, and what comes there later sees its result. An
+// asynchronous one runs on a stream of the group, and joins the current stream in wait(), which
+// does not block the caller.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/fork_mark.h"
+#include "runtime/device/device_group.h"
+#include "torch/device_work.h"
+#include "torch/tensors.h"
+
+namespace pycoll::torch_adapter {
+
+// The GPU libraries that this process has opened: at most one for each type of device.
+class DeviceLibraries {
+ public:
+  // Returns the library's name. Throws what DeviceLibrary::load() throws, and
+  // Error(invalid_argument) when torch has no device of that name, or it is served already.
+  std::string load(const std::string& path);
+  // Null: none was opened for these devices.
+  std::shared_ptr<DeviceLibrary> find(c10::DeviceType type) const;
+  bool any() const;
+  std::vector<std::string> names() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<c10::DeviceType, std::shared_ptr<DeviceLibrary>> libraries_;  // guarded by mutex_
+};
+
+// The GPU that the call's tensors are on; nothing: they are on the CPU. Refuses tensors that are
+// not all on one device.
+std::optional<c10::Device> gpu_of(const char* operation, const Tensors& inputs,
+                                  const Tensors& outputs);
+
+// A message that waits for the batch that it belongs to.
+struct DeviceMessage {
+  MessageRequest request;
+  at::Tensor tensor;
+  DenseTensors dense;
+};
+
+// Collectives to be queued one after the other, or messages that make progress together; seen by
+// torch as one.
+struct DeviceCall {
+  const char* title;        // "pycoll:all_reduce": for profilers and errors
+  Description description;  // of the Work
+  c10::Device device;
+  std::chrono::milliseconds timeout;
+  bool async;
+  bool blocking = false;  // the caller waits for the GPU: barriers
+  std::vector<CallRequest> calls{};
+  std::vector<MessageRequest> messages{};
+  Tensors copies{};  // dense ones of strided tensors, that the requests point to
+};
+
+// The GPU side of one group. Its libraries' groups are made at the first call on a device, which
+// all ranks must make: they meet over the group's CPU communicator.
+class DeviceCalls {
+ public:
+  DeviceCalls(std::shared_ptr<Communicator> control, std::shared_ptr<DeviceLibraries> libraries,
+              Interrupt interrupt);
+  ~DeviceCalls();
+  DeviceCalls(const DeviceCalls&) = delete;
+  DeviceCalls& operator=(const DeviceCalls&) = delete;
+
+  // Queues it. The Work is that of an asynchronous call; another one is on the current stream, in
+  // order with whatever comes there, and needs none (nullptr). One that blocks, by its nature or by
+  // PYCOLL_BLOCKING_WAIT, is done when this returns or its Work was waited for.
+  c10::intrusive_ptr<c10d::Work> run(DeviceCall call);
+
+  // Messages on their own: through host memory and the CPU communicator. No rank but the two has to
+  // take part, none waits for its peer to receive, and any source may be taken from. (Those that
+  // come in one batch go from GPU to GPU.)
+  c10::intrusive_ptr<c10d::Work> send(Description description, MessageRequest request);
+  c10::intrusive_ptr<c10d::Work> receive(Description description, MessageRequest request);
+
+  // Whether there may be calls on GPUs at all.
+  bool possible() const { return libraries_->any(); }
+  uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
+
+  void abort(const std::string& reason);
+  // No more calls after that; what was queued is still done. A call that is being queued elsewhere
+  // gets a moment, then it is aborted.
+  void close();
+
+ private:
+  // What is kept for one device.
+  struct Lane {
+    std::shared_ptr<DeviceGroup> group;
+    c10::Stream side;
+  };
+
+  struct Queued {
+    uint64_t sequence = 0;
+    Progress progress{};
+  };
+
+  std::shared_ptr<DeviceLibrary> library_for(c10::Device device) const;
+  Lane& lane(c10::Device device);
+  Queued queue(DeviceCall& call, bool awaited);
+  static void enqueue(DeviceCall& call, DeviceGroup& group, c10::Stream stream);
+  std::string name_of(const DeviceCall& call, uint64_t sequence) const;
+  void watch(const std::shared_ptr<DeviceGroup>& group);
+  void watch_loop();
+
+  const std::shared_ptr<Communicator> control_;
+  const std::shared_ptr<DeviceLibraries> libraries_;
+  const Interrupt interrupt_;
+  const ForkMark fork_mark_;
+  std::atomic<uint64_t> sequence_{0};  // relaxed: a number to show
+
+  // Held while something is queued, which may take long: calls of a group are made one at a time.
+  std::timed_mutex mutex_;
+  std::map<c10::Device, Lane, bool (*)(const c10::Device&, const c10::Device&)> lanes_;
+  bool closed_ = false;  // guarded by mutex_
+
+  // The watchdog asks the groups whether all is well, so that one whose peer has died ends even
+  // when nobody calls it: its caller may be waiting for the GPU. It lives from the first call on.
+  std::mutex watch_mutex_;
+  std::condition_variable watch_change_;
+  std::vector<std::shared_ptr<DeviceGroup>> watched_;  // guarded by watch_mutex_
+  bool stop_watching_ = false;                         // guarded by watch_mutex_
+  std::thread watchdog_;
+};
+
+}  // namespace pycoll::torch_adapter

@@ -1,0 +1,627 @@
+"""torch.distributed on GPU tensors: the adapter's device path, on the simulated device "simgpu".
+
+What is checked here are the calls, their results and the semantics of streams, in several
+processes. The reference is the same group's CPU path, on copies of the same tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.distributed_c10d import _coalescing_manager
+from torch.nn.parallel import DistributedDataParallel
+
+import native_build
+import simgpu
+
+# The first test compiles the device.
+pytestmark = pytest.mark.timeout(native_build.BUILD_DEADLINE_S + 300)
+
+DEVICE = "simgpu"
+INTEGERS = ["int64", "int32", "uint8", "bool"]
+FLOATS = ["float32", "float16", "bfloat16", "float64"]
+SIZES = [(0,), (1,), (7,), (33, 3), (4099,)]
+
+
+def numbers(rank, shape, dtype="float32", salt=0):
+    """Small whole numbers: their sums are exact in every type, in any order."""
+    generator = torch.Generator().manual_seed(1000 * salt + rank)
+    high = 2 if dtype == "bool" else 9
+    return torch.randint(0, high, shape, generator=generator).to(getattr(torch, dtype))
+
+
+def fractions(rank, shape, dtype, salt=0):
+    generator = torch.Generator().manual_seed(77 * salt + rank)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(getattr(torch, dtype))
+
+
+def on_gpu(tensor):
+    return tensor.to(DEVICE)
+
+
+def bytes_of(tensor):
+    """Not the values: signed zeros and all."""
+    return tensor.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+
+
+def same(gpu, cpu):
+    """The same bytes, and still on its device."""
+    assert gpu.device.type == DEVICE
+    assert cpu.device.type == "cpu"
+    here = gpu.cpu()
+    assert here.dtype == cpu.dtype and here.shape == cpu.shape
+    assert torch.equal(bytes_of(here), bytes_of(cpu))
+
+
+def twice(call, *tensors):
+    """The call on GPU tensors and on CPU tensors: the results must be the same to the byte."""
+    gpu = [on_gpu(t) for t in tensors]
+    cpu = [t.clone() for t in tensors]
+    call(gpu)
+    call(cpu)
+    for one, other in zip(gpu, cpu, strict=True):
+        same(one, other)
+
+
+def every_collective(rank, w, dtypes, sizes):
+    last = w - 1
+    for dtype in dtypes:
+        for salt, shape in enumerate(sizes):
+            mine = numbers(rank, shape, dtype, salt)
+            blocks = [torch.zeros_like(mine) for _ in range(w)]
+            many = numbers(rank, (w * shape[0], *shape[1:]), dtype, salt + 50)
+            wide = torch.zeros_like(many)
+
+            for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT):
+                if dtype == "bool" and op == dist.ReduceOp.PRODUCT:
+                    continue
+                twice(lambda t, op=op: dist.all_reduce(t[0], op), mine)
+            twice(lambda t: dist.broadcast(t[0], last), mine)
+            twice(lambda t: dist.all_gather(t[1:], t[0]), mine, *blocks)
+            twice(lambda t: dist.all_gather_into_tensor(t[1], t[0]), mine, wide)
+            twice(lambda t: dist.reduce_scatter_tensor(t[1], t[0]), many, mine)
+            twice(
+                lambda t: dist.reduce_scatter(t[0], t[1:]),
+                mine,
+                *(numbers(rank, shape, dtype, salt + r) for r in range(w)),
+            )
+            twice(lambda t: dist.all_to_all_single(t[1], t[0]), many, wide)
+            if rank == last:
+                twice(lambda t: dist.gather(t[0], t[1:], dst=last), mine, *blocks)
+                twice(lambda t: dist.scatter(t[0], t[1:], src=last), mine, *many.chunk(w))
+                twice(lambda t: dist.reduce(t[0], dst=last), mine)
+            else:
+                twice(lambda t: dist.gather(t[0], None, dst=last), mine)
+                twice(lambda t: dist.scatter(t[0], None, src=last), mine)
+                gpu = on_gpu(mine)
+                dist.reduce(gpu, dst=last)
+                dist.reduce(mine.clone(), dst=last)
+                same(gpu, mine)  # only the root's changes
+    return "done"
+
+
+@pytest.mark.parametrize(("world_size", "devices"), [(2, 8), (2, 1), (4, 2)])
+def test_collectives_equal_those_of_the_cpu(world_size, devices):
+    arguments = (["int64", "float32", "bfloat16"], [(1,), (33, 3)])
+    results = simgpu.ranks(world_size, every_collective, *arguments, devices=devices, timeout=120)
+    assert [r.value for r in results] == ["done"] * world_size
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("world_size", "devices"), [(2, 8), (2, 1), (4, 8), (4, 2), (4, 1), (3, 8)]
+)
+def test_collectives_of_all_types_and_sizes(world_size, devices):
+    arguments = (INTEGERS + FLOATS, SIZES)
+    results = simgpu.ranks(world_size, every_collective, *arguments, devices=devices, timeout=600)
+    assert [r.value for r in results] == ["done"] * world_size
+
+
+# A sum of w rounded numbers is rounded at most w times.
+EPSILON = {"float32": 2**-23, "float16": 2**-10, "bfloat16": 2**-7, "float64": 2**-52}
+
+
+def sums_of_fractions(rank, w):
+    for dtype, epsilon in EPSILON.items():
+        everyone = [fractions(r, (5000,), dtype) for r in range(w)]
+        exact = sum(t.double() for t in everyone)
+        size = sum(t.double().abs() for t in everyone)
+        for op, divisor in ((dist.ReduceOp.SUM, 1), (dist.ReduceOp.AVG, w)):
+            gpu = on_gpu(everyone[rank])
+            dist.all_reduce(gpu, op)
+            error = (gpu.cpu().double() - exact / divisor).abs()
+            assert (error <= w * epsilon * size / divisor).all(), (dtype, op)
+            # The same bits on every rank.
+            all_of = [torch.empty_like(gpu) for _ in range(w)]
+            dist.all_gather(all_of, gpu)
+            for other in all_of:
+                same(other, gpu.cpu())
+    return "done"
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_sums_are_right_within_rounding_and_the_same_everywhere(world_size):
+    results = simgpu.ranks(world_size, sums_of_fractions, timeout=60)
+    assert [r.value for r in results] == ["done"] * world_size
+
+
+def unusual_tensors(rank, w):
+    base = numbers(rank, (6, 10), "float32")
+    everyone = [numbers(r, (6, 10), "float32") for r in range(w)]
+    total = sum(everyone)
+    for view in (lambda t: t.t(), lambda t: t[:, ::2], lambda t: t[2:4, 3:]):
+        for asynchronous in (False, True):
+            whole = on_gpu(base)
+            work = dist.all_reduce(view(whole), async_op=asynchronous)
+            if asynchronous:
+                work.wait()
+            expected = base.clone()
+            view(expected).copy_(view(total))
+            same(whole, expected)  # what lies between stays
+    gathered = on_gpu(torch.zeros(w, 10, 6)).transpose(1, 2)
+    dist.all_gather(list(gathered.unbind(0)), on_gpu(base))
+    same(gathered, torch.stack(everyone))
+    whole = on_gpu(torch.complex(base, -base))
+    dist.all_reduce(whole)
+    same(whole, torch.complex(total, -total))
+    dist.broadcast(whole.conj().imag, 0)  # a negated view: its memory has other values
+    same(whole.imag, -total)
+    leaf = on_gpu(base).requires_grad_()
+    dist.broadcast(leaf.detach(), 0)
+    same(leaf.detach(), everyone[0])
+    return "done"
+
+
+def test_views_and_other_unusual_tensors():
+    assert [r.value for r in simgpu.ranks(2, unusual_tensors, timeout=60)] == ["done"] * 2
+
+
+# ---- Streams ----
+
+
+def streams(rank, w):
+    """Nothing here waits for the device but the last line of each part."""
+    machine = torch.simgpu.machine
+    n = 5000
+    everyone = [numbers(r, (n,), "float32") for r in range(w)]
+    total = sum(everyone)
+    result, copy = (torch.zeros(n, device=DEVICE) for _ in range(2))
+    source = on_gpu(everyone[rank])
+    dist.all_reduce(result)  # the first call meets the others
+    torch.accelerator.synchronize()
+
+    mine = torch.Stream(device=DEVICE)
+    for asynchronous in (False, True):
+        result.zero_()
+        copy.zero_()
+        torch.accelerator.synchronize()
+        machine.hold_stream(mine.stream_id)
+        with mine:
+            result.copy_(source)  # comes before the call
+            work = dist.all_reduce(result, async_op=asynchronous)
+            if asynchronous:
+                assert not work.is_completed()
+                work.wait()  # orders the streams, and returns
+            copy.copy_(result)  # comes after it
+            end = torch.Event(DEVICE)
+            end.record(mine)
+        # All of it was queued while the stream was held.
+        assert not end.query()
+        machine.release_stream(mine.stream_id)
+        end.synchronize()
+        same(copy, total)
+        if asynchronous:
+            assert work.is_completed()
+            assert work.is_success()
+
+    # Work on another stream goes on while a call waits for its own.
+    machine.hold_stream(mine.stream_id)
+    with mine:
+        work = dist.all_reduce(source, async_op=True)
+    other = on_gpu(torch.ones(3))
+    assert (other + 1).tolist() == [2, 2, 2]
+    assert not work.is_completed()
+    machine.release_stream(mine.stream_id)
+    work.wait()
+    same(source, total)
+    return "done"
+
+
+@pytest.mark.parametrize("devices", [8, 1])
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_calls_take_their_place_on_the_current_stream(world_size, devices):
+    results = simgpu.ranks(world_size, streams, devices=devices, timeout=60)
+    assert [r.value for r in results] == ["done"] * world_size
+
+
+def memory_that_is_let_go(rank, w):
+    """Tensors whose last reference goes while the call still runs. The device overwrites and unmaps
+    what is freed as soon as the streams that the allocator was told of have come to that point."""
+    for _ in range(3):
+        everyone = [numbers(r, (40000,), "float32") for r in range(w)]
+        if rank != 0:
+            time.sleep(0.2)  # rank 0 has dropped everything by then, and waits for the others' data
+        mine = on_gpu(everyone[rank])
+        outputs = [torch.zeros(40000, device=DEVICE) for _ in range(w)]
+        work = dist.all_gather(outputs, mine, async_op=True)
+        if rank == 0:
+            del mine, outputs, work
+            fresh = [torch.full((40000,), 99.0, device=DEVICE) for _ in range(w + 1)]
+            torch.accelerator.synchronize()
+            for tensor in fresh:
+                assert tensor.cpu().unique().tolist() == [99.0]
+        else:
+            work.wait()
+            for r in range(w):
+                same(outputs[r], everyone[r])
+    return "done"
+
+
+@pytest.mark.parametrize("devices", [8, 1])
+def test_memory_lives_as_long_as_calls_use_it(devices):
+    results = simgpu.ranks(2, memory_that_is_let_go, devices=devices, timeout=60)
+    assert [r.value for r in results] == ["done"] * 2
+
+
+def futures(rank, w):
+    everyone = [numbers(r, (600,), "float32") for r in range(w)]
+    mine = on_gpu(everyone[rank])
+    work = dist.all_reduce(mine, async_op=True)
+    future = work.get_future()
+    assert future.done()  # its value is in the order of streams
+    doubled = future.then(lambda done: done.value()[0] * 2).wait()
+    same(doubled, 2 * sum(everyone))
+    assert future.wait()[0].data_ptr() == mine.data_ptr()
+    assert work.result()[0].data_ptr() == mine.data_ptr()
+    # Several calls as one.
+    parts = [on_gpu(numbers(rank, (n,), "float32")) for n in (2, 0, 500)]
+    with _coalescing_manager(async_ops=True) as manager:
+        for part in parts:
+            dist.all_reduce(part)
+    manager.wait()
+    for part, n in zip(parts, (2, 0, 500), strict=True):
+        same(part, sum(numbers(r, (n,), "float32") for r in range(w)))
+    group = dist.group.WORLD
+    group._start_coalescing(torch.device(DEVICE))
+    dist.all_reduce(mine, async_op=True)
+    dist.broadcast(parts[2], 0, async_op=True)
+    combined = group._end_coalescing(torch.device(DEVICE)).get_future()
+    values = combined.wait()
+    same(values[0], w * sum(everyone))
+    same(values[1], parts[2].cpu())
+    return "done"
+
+
+def test_futures_know_their_device():
+    assert [r.value for r in simgpu.ranks(2, futures, timeout=60)] == ["done"] * 2
+
+
+def blocking(rank, w):
+    mine = on_gpu(numbers(rank, (50,), "float32"))
+    dist.all_reduce(mine)  # the group has met
+    torch.accelerator.synchronize()
+    if rank == w - 1:
+        time.sleep(0.5)
+    began = time.monotonic()
+    work = dist.all_reduce(mine, async_op=True)
+    work.wait()
+    waited = time.monotonic() - began
+    finished = work.is_completed()
+    dist.all_reduce(mine)
+    return waited, finished
+
+
+@pytest.mark.parametrize("variable", ["PYCOLL_BLOCKING_WAIT", "TORCH_NCCL_BLOCKING_WAIT"])
+def test_wait_blocks_when_it_is_told_to(variable):
+    results = simgpu.ranks(2, blocking, timeout=60, env={variable: "1"})
+    waited, finished = results[0].value
+    assert waited > 0.3 and finished
+
+
+def test_wait_does_not_block():
+    results = simgpu.ranks(2, blocking, timeout=60)
+    waited, finished = results[0].value
+    assert waited < 0.3 and not finished
+
+
+def barriers(rank, w):
+    if rank == 1:
+        time.sleep(0.5)
+    began = time.monotonic()
+    dist.barrier(device_ids=[torch.accelerator.current_device_index()])
+    waited = time.monotonic() - began
+    work = dist.barrier(device_ids=[torch.accelerator.current_device_index()], async_op=True)
+    work.wait()
+    assert work.is_completed()
+    dist.barrier()
+    return waited
+
+
+def test_barriers_of_devices_wait_for_all_ranks():
+    results = simgpu.ranks(2, barriers, timeout=60)
+    assert results[0].value > 0.3
+
+
+def priorities(rank, w, expected):
+    machine = torch.simgpu.machine
+    dist.all_reduce(torch.ones(3, device=DEVICE), async_op=True).wait()
+    pool = [torch.Stream(device=DEVICE).stream_id for _ in range(4)]
+    assert {machine.stream_priority(stream) for stream in pool} == {0}
+    return machine.high_priority_streams() == expected
+
+
+@pytest.mark.parametrize(("value", "expected"), [("1", 1), ("0", 0)])
+def test_streams_of_high_priority(value, expected):
+    results = simgpu.ranks(2, priorities, expected, timeout=60, env={"PYCOLL_HIGH_PRIORITY": value})
+    assert [r.value for r in results] == [True] * 2
+
+
+# ---- Messages, groups, mixed calls ----
+
+
+def messages(rank, w):
+    following, previous = (rank + 1) % w, (rank - 1) % w
+    for shape, dtype in (((5,), "float32"), ((0,), "int64"), ((300, 70), "bfloat16")):
+        mine = on_gpu(numbers(rank, shape, dtype))
+        expected = numbers(previous, shape, dtype)
+        # One by one.
+        got = torch.zeros_like(mine)
+        sending = dist.isend(mine, following)
+        receiving = dist.irecv(got, previous)
+        receiving.wait()
+        same(got, expected)
+        sending.wait()
+        # As a batch.
+        got = torch.zeros_like(mine)
+        strided = torch.zeros(*shape, 2, device=DEVICE, dtype=mine.dtype)
+        operations = [
+            dist.P2POp(dist.isend, mine, following),
+            dist.P2POp(dist.irecv, got, previous),
+            dist.P2POp(dist.isend, mine, following),
+            dist.P2POp(dist.irecv, strided[..., 1], previous),
+        ]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        same(got, expected)
+        same(strided[..., 1], expected)
+    # From whoever sends first.
+    if rank == 0:
+        got = torch.zeros(4, device=DEVICE)
+        sources = sorted(dist.recv(got) for _ in range(1, w))
+        assert sources == list(range(1, w))
+    else:
+        dist.send(torch.full((4,), float(rank), device=DEVICE), 0)
+    return "done"
+
+
+@pytest.mark.parametrize(("world_size", "devices"), [(2, 8), (4, 8), (3, 1)])
+def test_messages(world_size, devices):
+    results = simgpu.ranks(world_size, messages, devices=devices, timeout=60)
+    assert [r.value for r in results] == ["done"] * world_size
+
+
+def two_of_many(rank, w):
+    """The first thing that happens in the group is a message: only its two ranks take part."""
+    tensor = on_gpu(numbers(rank, (9,), "int32"))
+    if rank == 0:
+        dist.send(tensor, 2)
+    elif rank == 2:
+        dist.recv(tensor, 0)
+        same(tensor, numbers(0, (9,), "int32"))
+    return "done"
+
+
+def test_a_message_needs_only_its_two_ranks():
+    assert [r.value for r in simgpu.ranks(3, two_of_many, timeout=60)] == ["done"] * 3
+
+
+def both_kinds(rank, w):
+    """CPU and GPU tensors on one group, and subgroups."""
+    total = sum(numbers(r, (100,), "float32") for r in range(w))
+    native = dist.group.WORLD._get_backend(torch.device(DEVICE))
+    before = native.get_sequence_number()
+    for _ in range(4):
+        gpu, cpu = on_gpu(numbers(rank, (100,), "float32")), numbers(rank, (100,), "float32")
+        dist.all_reduce(gpu)
+        torch.accelerator.synchronize()
+        work = dist.all_reduce(cpu, async_op=True)
+        work.wait()
+        same(gpu, total)
+        assert torch.equal(cpu, total)
+    assert native.get_sequence_number() - before >= 8
+    pairs = [dist.new_group([r, r + 1]) for r in range(0, w - 1, 2)]
+    pair = pairs[rank // 2]
+    gpu = on_gpu(torch.tensor([rank + 1]))
+    dist.all_reduce(gpu, group=pair)
+    assert gpu.item() == 2 * (rank // 2 * 2) + 3
+    objects = [None] * w
+    dist.all_gather_object(objects, {"rank": rank})
+    assert objects == [{"rank": r} for r in range(w)]
+    return "done"
+
+
+@pytest.mark.parametrize("backend", ["pycoll", "cpu:pycoll,simgpu:pycoll"])
+def test_cpu_and_gpu_tensors_on_one_group(backend):
+    results = simgpu.ranks(2, both_kinds, backend=backend, timeout=60)
+    assert [r.value for r in results] == ["done"] * 2
+
+
+# ---- DistributedDataParallel ----
+
+
+def train(model, device, rank, w, steps=6):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for step in range(steps):
+        x, y = (fractions(0, (w * 4, n), "float32", 10 * step + n) for n in (6, 3))
+        rows = slice(4 * rank, 4 * rank + 4)
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x[rows].to(device)), y[rows].to(device))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def network():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return nn.Sequential(
+            nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 3)
+        )
+
+
+def data_parallel(rank, w, hook):
+    runs = {}
+    for device in ("cpu", DEVICE):
+        model = network().to(device)
+        ids = [torch.accelerator.current_device_index()] if device == DEVICE else None
+        parallel = DistributedDataParallel(model, device_ids=ids, bucket_cap_mb=0.003)
+        if hook:
+            parallel.register_comm_hook(None, fp16_compress_hook)
+        losses = train(parallel, device, rank, w)
+        runs[device] = [*losses, *(p.detach().cpu() for p in model.parameters())]
+    for here, there in zip(runs["cpu"], runs[DEVICE], strict=True):
+        torch.testing.assert_close(there, here, rtol=1e-3 if hook else 1e-5, atol=1e-6)
+    flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    start = torch.cat([p.detach().reshape(-1) for p in network().parameters()])
+    assert not torch.allclose(flat.cpu(), start, atol=1e-3)
+    everyone = [torch.empty_like(flat) for _ in range(w)]
+    dist.all_gather(everyone, flat)
+    for other in everyone:
+        same(other, flat.cpu())
+    return "done"
+
+
+@pytest.mark.parametrize("hook", [False, True], ids=["plain", "fp16_hook"])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.full)])
+def test_data_parallel_training_equals_that_on_the_cpu(world_size, hook):
+    results = simgpu.ranks(world_size, data_parallel, hook, timeout=200)
+    assert [r.value for r in results] == ["done"] * world_size
+
+
+# ---- Errors ----
+
+
+def raised(call):
+    with pytest.raises((RuntimeError, ValueError, NotImplementedError)) as caught:
+        call()
+    return str(caught.value)
+
+
+def wrong_calls(rank, w):
+    gpu, cpu = torch.ones(3, device=DEVICE), torch.ones(3)
+    message = raised(lambda: dist.all_gather([gpu.clone(), cpu], gpu))
+    assert "one device" in message and "cpu" in message and f"{DEVICE}:{rank}" in message
+    if torch.accelerator.device_count() > 1:
+        other = torch.ones(3, device=f"{DEVICE}:{(rank + 1) % 2}")
+        assert "one device" in raised(lambda: dist.all_gather_into_tensor(other.repeat(w), gpu))
+    assert "overlapping" in raised(lambda: dist.all_reduce(gpu[:1].expand(4)))
+    # Nothing of this has hurt the group.
+    dist.all_reduce(gpu)
+    same(gpu, torch.full((3,), float(w)))
+    return "done"
+
+
+def test_wrong_calls_are_refused():
+    assert [r.value for r in simgpu.ranks(2, wrong_calls, timeout=60)] == ["done"] * 2
+
+
+def no_library(rank, w):
+    gpu = torch.ones(3, device=DEVICE)
+    calls = [
+        lambda: dist.all_reduce(gpu),
+        lambda: dist.all_reduce(gpu, async_op=True),
+        lambda: dist.isend(gpu, 1 - rank),
+        lambda: dist.irecv(gpu, 1 - rank),
+    ]
+    for call in calls:
+        message = raised(call)
+        assert "'simgpu'" in message and "pycoll doctor" in message
+    cpu = torch.ones(3)
+    dist.all_reduce(cpu)
+    return cpu.tolist()
+
+
+def test_devices_without_a_library_are_an_error_that_says_so():
+    results = simgpu.ranks(
+        2, no_library, library=None, backend="cpu:pycoll,simgpu:pycoll", timeout=60
+    )
+    assert [r.value for r in results] == [[2.0] * 3] * 2
+
+
+def wrong_libraries(rank, w, directory):
+    from pycoll import _native
+
+    assert "cannot open" in raised(lambda: _native.load_device_library(f"{directory}/none.so"))
+    core = native_build.core_library()
+    assert "no GPU library" in raised(lambda: _native.load_device_library(core))
+    known = f"{directory}/{simgpu.LIBRARY}"
+    assert "open already" in raised(lambda: _native.load_device_library(known))
+    return _native.load().device_libraries()
+
+
+def test_what_is_no_library_is_refused():
+    results = simgpu.ranks(1, wrong_libraries, str(simgpu.require()), timeout=60)
+    assert results[0].value == ["simgpu"]
+
+
+def late_peer(rank, w):
+    gpu = torch.ones(3, device=DEVICE)
+    dist.all_reduce(gpu)
+    torch.accelerator.synchronize()
+    if rank == 1:
+        time.sleep(4)
+        return "late", ""
+    began = time.monotonic()
+    work = dist.all_reduce(gpu, async_op=True)
+    message = raised(lambda: work.wait(datetime.timedelta(milliseconds=200)))
+    assert "goes on" in message and time.monotonic() - began < 1
+    # The group's own limit: whoever waits for the GPU is let go.
+    with contextlib.suppress(RuntimeError):
+        torch.accelerator.synchronize()
+    took = time.monotonic() - began
+    message = raised(work.wait)
+    assert not work.is_success()
+    return took, message, raised(lambda: dist.all_reduce(gpu))
+
+
+def test_a_peer_that_does_not_come_is_an_error():
+    results = simgpu.ranks(2, late_peer, group_timeout=1.5, timeout=60)
+    took, message, later = results[0].value
+    assert took < 3.5
+    assert "rank 1" in message and later == message
+
+
+def dead_peer(rank, w):
+    import os
+    import signal
+
+    gpu = torch.ones(3, device=DEVICE)
+    dist.all_reduce(gpu)
+    torch.accelerator.synchronize()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    work = dist.all_reduce(gpu, async_op=True)
+    while not work.is_completed() and time.monotonic() < began + 10:
+        time.sleep(0.01)
+    took = time.monotonic() - began
+    assert not work.is_success()
+    return took, raised(work.wait), raised(lambda: dist.all_reduce(gpu))
+
+
+@pytest.mark.parametrize("devices", [8, 1])
+def test_a_dead_peer_is_named(devices):
+    results = simgpu.ranks(2, dead_peer, devices=devices, timeout=60, check=False)
+    assert results[0].error is None, results[0].report()
+    took, at_wait, later = results[0].value
+    assert took < 2
+    assert "rank 1" in at_wait and "rank 1" in later
