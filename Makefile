@@ -3,6 +3,8 @@
 # make test-full   all tests, with torch 2.11 and 2.14 too (downloads up to 3 GB for each of them)
 # make test-sim    the CUDA path on the CPU, in full: executor, simulated runtime, kernels, groups
 # make test-mutants  bugs put in on purpose, on the CPU and in the simulator: each must be caught
+# make test-gpu    the same on a GPU, then timings: builds for this machine's GPU into build/gpu with
+#                  PYTHON=... (python3), its torch and nvcc; 9 minutes, no network (docs/gpu.md)
 # make cuda-build  builds against a torch with CUDA in .venv-cuda (nvcc needed; 6 GB), no GPU needed
 # make lint, make format, make bench, make clean
 #
@@ -52,7 +54,7 @@ SOURCES := $(shell find csrc cmake -type d -o -type f) CMakeLists.txt setup.py p
 CPP := $(shell find csrc tests benchmarks -name '*.cpp' -o -name '*.c' -o -name '*.h' -o -name '*.cuh' \
                     -o -name '*.cu')
 
-.PHONY: help build demo test test-full test-sim test-mutants cuda-build bench lint format clean FORCE
+.PHONY: help build demo test test-full test-sim test-mutants test-gpu cuda-build bench lint format clean FORCE
 help:
 	@sed -n '1,/^SHELL/p' Makefile | sed -n 's/^# \{0,1\}//p'
 
@@ -97,6 +99,23 @@ test-sim: build
 
 test-mutants: build
 	$(PY) -m pytest -rs tests/test_mutants.py tests/test_device_mutants.py $(PYTEST_ARGS)
+
+# A build of its own, so that what is installed stays as it is. No index is asked: whatever the
+# machine lacks is an error that names it.
+GPU_PY := $(if $(findstring /,$(PYTHON)),$(abspath $(PYTHON)),$(or $(PYTHON),python3))
+GPU_BUILD := $(CURDIR)/build/gpu
+GPU_ARCH := import torch; print("%d.%d" % torch.cuda.get_device_capability())
+test-gpu: export PYCOLL_CUDA := 1
+test-gpu: export PYCOLL_REQUIRE_GPU := 1
+test-gpu: export PYCOLL_BUILD_DIR := $(GPU_BUILD)/cmake
+test-gpu:
+	@$(GPU_PY) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("test-gpu: the torch of $(GPU_PY) sees no GPU")'
+	@echo "building pycoll with the CUDA part into build/gpu"
+	@export TORCH_CUDA_ARCH_LIST="$${TORCH_CUDA_ARCH_LIST:-$$($(GPU_PY) -c '$(GPU_ARCH)')}"; \
+	  $(GPU_PY) -m pip install -qq --disable-pip-version-check --no-index --no-build-isolation \
+	  --no-deps --upgrade --target $(GPU_BUILD)/site .
+	cd tests && PYTHONPATH=$(GPU_BUILD)/site $(GPU_PY) -m pytest -rs -p no:cacheprovider gpu $(PYTEST_ARGS)
+	cd benchmarks && PYTHONPATH=$(GPU_BUILD)/site $(GPU_PY) cuda_kernels.py --quick --json $(GPU_BUILD)/cuda_kernels.json
 
 cuda-build:
 	@$(BASE_PYTHON) -m venv .venv-cuda

@@ -98,6 +98,18 @@ function(pycoll_add_cuda_library nvcc)
   set_target_properties(pycoll_cuda PROPERTIES BUILD_WITH_INSTALL_RPATH ON
     INSTALL_RPATH "$ORIGIN:$ORIGIN/../nvidia/cu13/lib:$ORIGIN/../nvidia/cuda_runtime/lib")
   install(TARGETS pycoll_cuda LIBRARY DESTINATION pycoll)
+
+  # Checks and times the kernels alone (tests/gpu, benchmarks/cuda_kernels.py). Not in a copy without tests.
+  set(tests ${PROJECT_SOURCE_DIR}/tests/gpu)
+  if(EXISTS ${tests}/kernels.cpp)
+    file(GLOB kernel_hosts CONFIGURE_DEPENDS csrc/kernels/cuda/*.cpp)
+    add_executable(gpu_kernels EXCLUDE_FROM_ALL ${tests}/kernels.cpp ${tests}/world.cpp
+      ${kernel_hosts} ${objects})
+    add_dependencies(gpu_kernels pycoll_cuda)  # whose objects these are
+    target_include_directories(gpu_kernels SYSTEM PRIVATE ${PYCOLL_CUDA_INCLUDE})
+    target_compile_options(gpu_kernels PRIVATE -Wall -Wextra -ffp-contract=off)
+    target_link_libraries(gpu_kernels PRIVATE pycoll_core ${cudart})
+  endif()
 endfunction()
 
 if(NOT PYCOLL_CUDA STREQUAL "OFF")

@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PLACE = ROOT / "build" / "tests" / "native"
 SOURCE = PLACE / "source"
-COPIED = ["csrc", "cmake", "tests/native", "tests/sim"]
+COPIED = ["csrc", "cmake", "tests/native", "tests/sim", "tests/gpu"]
 BUILD_DEADLINE_S = 900
 
 NEEDED = {

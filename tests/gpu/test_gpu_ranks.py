@@ -1,0 +1,106 @@
+"""torch.distributed on CUDA tensors, with all ranks on one GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import helpers_gpu
+from helpers_gpu import DONE, numbers, same
+from pool import torch_ranks
+
+DEVICE = "cuda:0"
+WORLDS = [2, 4, 8]
+DTYPES = ["float32", "bfloat16", "int64", "uint8"]
+SIZES = [1, 7, 4099, 1 << 20]
+START = 40  # seconds until 8 processes have a context each
+
+
+def done(world_size, function, *arguments, timeout=60, **options):
+    results = torch_ranks(
+        world_size, function, DEVICE, *arguments, timeout=START + timeout, **options
+    )
+    assert [result.value for result in results] == [DONE] * world_size
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_every_collective_equals_a_reference(world_size):
+    done(world_size, helpers_gpu.collectives, DTYPES, SIZES)
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_sums_are_right_within_rounding(world_size):
+    done(world_size, helpers_gpu.sums_of_fractions, 300_001)
+
+
+def large(rank, w, device, n):
+    mine = torch.full((n,), float(rank + 1), device=device)
+    mine[::1000] = rank
+    dist.all_reduce(mine)
+    expected = torch.full((n,), w * (w + 1) / 2, device=device)
+    expected[::1000] = w * (w - 1) / 2
+    assert torch.equal(mine, expected)
+    return DONE
+
+
+def test_a_vector_of_a_gigabyte():
+    done(2, large, 1 << 28)
+
+
+def test_calls_in_flight_on_two_groups_and_streams():
+    done(2, helpers_gpu.asynchronous, 100_000, 20)
+
+
+@pytest.mark.parametrize("hook", [False, True], ids=["plain", "fp16_hook"])
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_data_parallel_training_of_the_demo(world_size, hook):
+    done(world_size, helpers_gpu.trains_as_one_process, hook)
+
+
+def replayed(rank, w, device, replays):
+    """Two calls in a graph, whose input changes from replay to replay; eager calls of other sizes
+    on the same group, among them."""
+    n = 5000
+    source, total = torch.zeros(n, device=device), torch.zeros(n, device=device)
+    wide = torch.zeros(w * n, device=device)
+    eager = torch.ones(77, device=device)
+    dist.all_reduce(eager.clone())  # the group has met
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        total.copy_(source)
+        dist.all_reduce(total)
+        dist.all_gather_into_tensor(wide, source)
+        total.mul_(2)
+    wrong = torch.zeros((), dtype=torch.int64, device=device)
+    every = torch.stack([numbers(r, (n,), "float32") for r in range(w)]).to(device)
+    for i in range(replays):
+        source.copy_(every[rank] + i % 50)
+        graph.replay()
+        wrong += (total != 2 * (every + i % 50).sum(0)).sum()
+        wrong += (wide != (every + i % 50).reshape(-1)).sum()
+        if i % 7 == 3:
+            mine = torch.full((i % 999 + 1,), float(rank), device=device)
+            dist.all_reduce(mine)
+            wrong += (mine != w * (w - 1) / 2).sum()
+    assert wrong.item() == 0
+    same(total, 2 * (every + (replays - 1) % 50).sum(0).cpu())
+    return DONE
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_thousand_replays_of_a_graph_among_eager_calls(world_size):
+    done(world_size, replayed, 1000)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_killed_rank_is_named(world_size):
+    results = torch_ranks(
+        world_size, helpers_gpu.last_rank_is_killed, DEVICE, timeout=START + 30, check=False
+    )
+    for result in results[:-1]:
+        assert result.error is None, result.report()
+        took, message = result.value
+        assert took < 2
+        assert f"rank {world_size - 1}" in message

@@ -1,0 +1,62 @@
+"""The program of tests/gpu, which checks and times kernels on a GPU, on the simulator: so short
+that it proves the program's own code. The kernels have tests of their own (test_sim_kernels.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import pytest
+
+import native_build
+
+DEADLINE_S = 240
+
+# The first test of a build compiles it.
+pytestmark = pytest.mark.timeout(native_build.BUILD_DEADLINE_S + DEADLINE_S)
+
+
+@functools.cache
+def program():
+    reason = native_build.why_no_cuda_headers()
+    if reason:
+        pytest.skip(reason)
+    native_build.sync()
+    return native_build.build("", "gpu_kernels", project="sim") / "gpu_kernels"
+
+
+def run(*arguments):
+    command = ["env", "PYCOLL_SIM_TIMEOUT_S=60", program(), *map(str, arguments)]
+    return native_build.run(command, DEADLINE_S)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_program_of_the_gpu_tests_checks_kernels(ranks):
+    done = run("check", ranks)
+    assert done.returncode == 0 and done.stdout.startswith("ok check"), done.stdout
+
+
+def test_it_replays_graphs():
+    done = run("replay", 2, 8)
+    assert done.returncode == 0 and done.stdout.startswith("ok replay"), done.stdout
+
+
+def test_it_times_what_the_benchmark_asks_for():
+    done = run("time", "scale", 1, 4096, 3)
+    facts = json.loads(done.stdout)
+    assert (facts["name"], facts["bytes"]) == ("scale", 4096)
+    assert len(facts["seconds"]) == 3 and min(facts["seconds"]) > 0
+
+
+def test_wrong_usage_is_refused():
+    done = run("time", "no_such", 1, 4096)
+    assert done.returncode == 1 and "no operation no_such" in done.stdout
+    assert run("check").returncode == 2
+
+
+def test_the_benchmark_has_a_floor_for_every_operation():
+    from test_benchmark_scripts import load
+
+    listed = {line.split()[0] for line in run("--list").stdout.splitlines()}
+    assert listed == set(load("cuda_kernels").FLOORS)
