@@ -70,8 +70,20 @@ class Row:
 
 @dataclass
 class Figures:
+    """What has been measured so far, printed as it comes."""
+
+    bandwidth: float  # bytes a second that a copy of 1 GB reads and writes
     rows: list[Row] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)  # what did not run, and why
+
+    def add(self, *rows: Row) -> None:
+        for row in rows:
+            self.rows.append(row)
+            print(line(row, self.bandwidth), flush=True)
+
+    def miss(self, what: str, why: object) -> None:
+        self.missing[what] = str(why)
+        print(f"did not run: {what}: {why}", flush=True)
 
 
 # ---- Floors: passes over a vector, of all ranks together ----
@@ -137,21 +149,38 @@ def line(row: Row, bandwidth: float) -> str:
     ).rstrip()
 
 
-def table(figures: Figures, bandwidth: float) -> list[str]:
+def ratios(rows: Sequence[Row]) -> list[str]:
+    """How much faster pycoll was than others among the same processes, at the same size."""
+    ours = {(row.ranks, row.bytes): row for row in rows if row.what == "processes: pycoll"}
+    others = [
+        row for row in rows if row.what.startswith("processes: ") and row not in ours.values()
+    ]
+    return [
+        f"{row.ranks} processes, {format_size(row.bytes)}: pycoll takes "
+        f"{ours[row.ranks, row.bytes].median / row.median:.3f} of the time of "
+        f"{row.what.removeprefix('processes: ')}"
+        for row in others
+        if (row.ranks, row.bytes) in ours
+    ]
+
+
+def summary(figures: Figures) -> list[str]:
     judged = [row for row in figures.rows if row.wanted]
-    reached = sum(row.share(bandwidth) >= row.wanted for row in judged)
-    lines = [HEADER, *(line(row, bandwidth) for row in figures.rows)]
-    lines += [f"did not run: {what}: {why}" for what, why in figures.missing.items()]
-    return [*lines, f"{reached} of {len(judged)} reached"]
+    reached = sum(row.share(figures.bandwidth) >= row.wanted for row in judged)
+    return [
+        *ratios(figures.rows),
+        f"{reached} of {len(judged)} reached, {len(figures.missing)} did not run",
+    ]
 
 
-def as_json(figures: Figures, facts: dict[str, object], bandwidth: float) -> dict[str, Any]:
+def as_json(figures: Figures, facts: dict[str, object]) -> dict[str, Any]:
     rows = [
-        {**asdict(row), "median": row.median, "share": row.share(bandwidth)} for row in figures.rows
+        {**asdict(row), "median": row.median, "share": row.share(figures.bandwidth)}
+        for row in figures.rows
     ]
     return {
         "machine": facts,
-        "copy_bandwidth": bandwidth,
+        "copy_bandwidth": figures.bandwidth,
         "rows": rows,
         "did_not_run": figures.missing,
     }
@@ -178,9 +207,9 @@ def time_kernels(figures: Figures, program: Path, plan: argparse.Namespace) -> N
     cases += [(what, r, size) for size in plan.sizes for r in plan.ranks for what in COLLECTIVE]
     for what, ranks, size in cases:
         try:
-            figures.rows.append(time_kernel(program, what, ranks, size, plan.rounds))
+            figures.add(time_kernel(program, what, ranks, size, plan.rounds))
         except RuntimeError as error:
-            figures.missing[f"{what}, {ranks} ranks, {format_size(size)}"] = str(error)
+            figures.miss(f"{what}, {ranks} ranks, {format_size(size)}", error)
 
 
 # ---- Others' elementwise kernels ----
@@ -233,16 +262,16 @@ def time_torch(figures: Figures, plan: argparse.Namespace) -> None:
         for what, (passes, call) in calls.items():
             try:
                 seconds = seconds_by_events(event, call, plan.rounds)
-                figures.rows.append(Row(what, 1, size, passes * size, seconds))
+                figures.add(Row(what, 1, size, passes * size, seconds))
             except RuntimeError as error:
-                figures.missing[what] = str(error).splitlines()[0]
+                figures.miss(what, str(error).splitlines()[0])
 
 
 def time_cupy(figures: Figures, plan: argparse.Namespace) -> None:
     try:
         import cupy
     except ImportError:
-        figures.missing["CuPy"] = "not installed"
+        figures.miss("CuPy", "not installed")
         return
 
     def event() -> Any:
@@ -263,7 +292,7 @@ def time_cupy(figures: Figures, plan: argparse.Namespace) -> None:
         }
         for what, call in calls.items():
             seconds = seconds_by_events(event, call, plan.rounds)
-            figures.rows.append(Row(what, 1, size, 1.5 * size, seconds))
+            figures.add(Row(what, 1, size, 1.5 * size, seconds))
 
 
 # ---- Processes that share the GPU ----
@@ -382,10 +411,9 @@ def time_contenders(figures: Figures, plan: argparse.Namespace) -> None:
     for ranks in plan.ranks:
         for who in CONTENDERS:
             try:
-                rows = time_processes(who, ranks, "cuda:0", plan.sizes, plan.rounds)
-                figures.rows.extend(rows)
+                figures.add(*time_processes(who, ranks, "cuda:0", plan.sizes, plan.rounds))
             except RuntimeError as error:
-                figures.missing[f"processes: {who}, {ranks} ranks"] = str(error)
+                figures.miss(f"processes: {who}, {ranks} ranks", error)
 
 
 # ---- All of it ----
@@ -412,20 +440,22 @@ def why_no_gpu() -> str:
     return "" if torch.cuda.is_available() else f"torch {torch.__version__} sees no GPU"
 
 
-def measure(plan: argparse.Namespace) -> tuple[Figures, float]:
-    """Everything, and the bytes a second that a copy of 1 GB reads and writes."""
+def measure(plan: argparse.Namespace) -> Figures:
+    """Raises RuntimeError where the program that times kernels cannot be made or run."""
     import helpers_gpu_program
 
     program = helpers_gpu_program.build()
     if not isinstance(program, Path):
         raise RuntimeError(program)
     copy = time_kernel(program, "copy", 1, 1 << 30, plan.rounds)
-    figures = Figures([copy])
+    print(HEADER)
+    figures = Figures(copy.traffic / copy.median)
+    figures.add(copy)
     time_kernels(figures, program, plan)
     time_torch(figures, plan)
     time_cupy(figures, plan)
     time_contenders(figures, plan)
-    return figures, copy.traffic / copy.median
+    return figures
 
 
 def main() -> int:
@@ -438,15 +468,14 @@ def main() -> int:
     facts = {**machine(), "gpu": torch.cuda.get_device_name(0), "cuda": torch.version.cuda}
     print("\n".join([*machine_lines(facts), f"gpu       {facts['gpu']}, CUDA {facts['cuda']}"]))
     try:
-        figures, bandwidth = measure(plan)
+        figures = measure(plan)
     except RuntimeError as error:
         print(f"nothing was measured: {error}")
         return 1
-    print(f"copy      {bandwidth / 1e9:.0f} GB/s, read and written\n")
-    print("\n".join(table(figures, bandwidth)))
+    print("\n".join(summary(figures)))
     if plan.json:
-        plan.json.write_text(json.dumps(as_json(figures, facts, bandwidth), indent=1) + "\n")
-    missed = [row for row in figures.rows if row.share(bandwidth) < row.wanted]
+        plan.json.write_text(json.dumps(as_json(figures, facts), indent=1) + "\n")
+    missed = [row for row in figures.rows if row.share(figures.bandwidth) < row.wanted]
     return 1 if plan.require and missed else 0
 
 

@@ -33,19 +33,26 @@ def test_floors_need_every_input_and_output_once(script):
     assert script.FLOORS["two_shot_kernel"](2) == 8
 
 
-def test_the_table_judges(script):
+def test_the_table_judges(script, capsys):
     megabytes = 1 << 20
     good = script.Row("ring", 2, 256 * megabytes, 8e9, [0.002, 0.001, 0.001], 0.7)
     bad = script.Row("cast_check_float16", 1, 64 * megabytes, 8e9, [0.002], 0.9)
-    shown = script.Row("processes: gloo", 2, 64 * megabytes, 8e9, [0.1])
-    figures = script.Figures([good, bad, shown], {"CuPy": "not installed"})
-    lines = script.table(figures, 1e13)
-    assert lines[1].split() == ["ring", "2", "256M", "1000.0", "8000.0", "80.0%", "70%", "reached"]
-    assert lines[2].endswith("40.0%  90% NOT reached")
+    ours = script.Row("processes: pycoll", 2, 64 * megabytes, 8e9, [0.01])
+    gloo = script.Row("processes: gloo", 2, 64 * megabytes, 8e9, [0.1])
+    figures = script.Figures(1e13)
+    figures.add(good, bad, ours, gloo)
+    figures.miss("CuPy", "not installed")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["ring", "2", "256M", "1000.0", "8000.0", "80.0%", "70%", "reached"]
+    assert lines[1].endswith("40.0%  90% NOT reached")
     assert lines[3].endswith("0.8%")
-    assert lines[4:] == ["did not run: CuPy: not installed", "1 of 2 reached"]
-    facts = json.loads(json.dumps(script.as_json(figures, {"gpu": "none"}, 1e13)))
-    assert [row["share"] for row in facts["rows"]] == pytest.approx([0.8, 0.4, 0.008])
+    assert lines[4:] == ["did not run: CuPy: not installed"]
+    assert script.summary(figures) == [
+        "2 processes, 64M: pycoll takes 0.100 of the time of gloo",
+        "1 of 2 reached, 1 did not run",
+    ]
+    facts = json.loads(json.dumps(script.as_json(figures, {"gpu": "none"})))
+    assert [row["share"] for row in facts["rows"]] == pytest.approx([0.8, 0.4, 0.08, 0.008])
     assert facts["did_not_run"] == {"CuPy": "not installed"}
 
 

@@ -18,9 +18,8 @@ START = 40  # seconds until 8 processes have a context each
 
 
 def done(world_size, function, *arguments, timeout=60, **options):
-    results = torch_ranks(
-        world_size, function, DEVICE, *arguments, timeout=START + timeout, **options
-    )
+    limits = {"timeout": START + timeout, "group_timeout": START}
+    results = torch_ranks(world_size, function, DEVICE, *arguments, **limits, **options)
     assert [result.value for result in results] == [DONE] * world_size
 
 
@@ -97,7 +96,12 @@ def test_a_thousand_replays_of_a_graph_among_eager_calls(world_size):
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_a_killed_rank_is_named(world_size):
     results = torch_ranks(
-        world_size, helpers_gpu.last_rank_is_killed, DEVICE, timeout=START + 30, check=False
+        world_size,
+        helpers_gpu.last_rank_is_killed,
+        DEVICE,
+        timeout=START + 30,
+        group_timeout=START,
+        check=False,
     )
     for result in results[:-1]:
         assert result.error is None, result.report()
