@@ -9,15 +9,13 @@
 //   float32
 //
 // Exit code 0: all as it must be; 1: not; 2: wrong usage.
-#include <cuda_fp16.h>
-
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <limits>
+#include <optional>
 
+#include "numbers.h"
 #include "world.h"
 
 namespace pycoll::gpu_tests {
@@ -25,11 +23,19 @@ namespace {
 
 constexpr float kScale = 0.5f;
 
+enum class Kind { element, all_reduce, check };
+
 struct Operation {
   std::string name;
   std::string summary;
-  bool collective;  // an all_reduce of all ranks; else rank 0 alone
+  // element: of rank 0 alone. check: an all_reduce that nobody times.
+  Kind kind;
   void (*launch)(World&, const Operation&);
+  // Types that it is checked with, beside float32.
+  std::vector<DType> types = {};
+  std::optional<DType> result = std::nullopt;  // of casts; else the type of the vectors
+
+  bool is_collective() const { return kind != Kind::element; }
 };
 
 using AllReduce = cudaError_t (*)(const cuda::GroupView&, const cuda::AllReduceCall&, cudaStream_t);
@@ -118,25 +124,52 @@ void scale(World& world, const Operation& operation) {
 }
 
 const std::vector<Operation>& operations() {
+  const std::vector<DType> half = {DType::float16, DType::bfloat16};
+  const std::vector<DType> any = {DType::float16, DType::bfloat16, DType::float64, DType::int32,
+                                  DType::int64};
   static const std::vector<Operation> all = {
-      {"copy", "cudaMemcpyAsync from device to device", false, &copy},
-      {"scale", "float32, times a number", false, &scale},
-      {"cast_float16", "float32 to float16, times a number", false, &cast<DType::float16, false>},
-      {"cast_check_float16", "the same, with the look for inf and NaN", false,
-       &cast<DType::float16, true>},
-      {"cast_check_bfloat16", "the same to bfloat16", false, &cast<DType::bfloat16, true>},
-      {"reduce_many", "all_reduce of ranks that share a GPU, without their meetings", true,
-       &reduce_many},
-      {"one_shot_kernel", "all_reduce by hand: all read all", true,
-       &all_reduce<&cuda::all_reduce_one_shot>},
-      {"two_shot_kernel", "all_reduce by hand: each sums a part", true,
-       &all_reduce<&cuda::all_reduce_two_shot>},
-      {"two_shot_direct", "the same without staging", true, &all_reduce_direct},
-      {"ring", "all_reduce by the Program", true, &program},
-      {"tree", "all_reduce by the Program", true, &program},
-      {"halving_doubling", "all_reduce by the Program", true, &program},
+      {"copy", "cudaMemcpyAsync from device to device", Kind::element, &copy},
+      {"scale", "float32, times a number", Kind::element, &scale},
+      {"cast_float16",
+       "float32 to float16, times a number",
+       Kind::element,
+       &cast<DType::float16, false>,
+       {},
+       DType::float16},
+      {"cast_check_float16",
+       "the same, with the look for inf and NaN",
+       Kind::element,
+       &cast<DType::float16, true>,
+       {},
+       DType::float16},
+      {"cast_check_bfloat16",
+       "the same to bfloat16",
+       Kind::element,
+       &cast<DType::bfloat16, true>,
+       {},
+       DType::bfloat16},
+      {"reduce_many", "all_reduce of ranks that share a GPU, without their meetings",
+       Kind::all_reduce, &reduce_many, any},
+      {"one_shot_ll", "all_reduce by hand: flags in the data", Kind::check,
+       &all_reduce<&cuda::all_reduce_one_shot_ll>, half},
+      {"one_shot_kernel", "all_reduce by hand: all read all", Kind::all_reduce,
+       &all_reduce<&cuda::all_reduce_one_shot>, half},
+      {"two_shot_kernel", "all_reduce by hand: each sums a part", Kind::all_reduce,
+       &all_reduce<&cuda::all_reduce_two_shot>, half},
+      {"two_shot_direct", "the same without staging", Kind::all_reduce, &all_reduce_direct, half},
+      {"ring", "all_reduce by the Program", Kind::all_reduce, &program, any},
+      {"tree", "all_reduce by the Program", Kind::all_reduce, &program, any},
+      {"halving_doubling", "all_reduce by the Program", Kind::all_reduce, &program, any},
+      {"recursive_doubling", "all_reduce by the Program", Kind::check, &program, any},
+      {"one_shot", "all_reduce by the Program, over windows", Kind::check, &program, any},
+      {"two_shot", "all_reduce by the Program, over windows", Kind::check, &program, any},
   };
   return all;
+}
+
+const char* name_of(Kind kind) {
+  constexpr const char* kNames[] = {"element", "all_reduce", "check"};
+  return kNames[static_cast<int>(kind)];
 }
 
 const Operation& find(const std::string& name) {
@@ -154,81 +187,80 @@ float value(int rank, uint64_t i, int salt) {
 }
 
 void fill(World& world, int salt) {
+  const size_t size = size_of(world.dtype());
+  std::vector<std::byte> memory(world.count() * size);
   for (int rank = 0; rank < world.ranks(); ++rank) {
-    std::vector<float> numbers(world.count());
-    for (uint64_t i = 0; i < numbers.size(); ++i) numbers[i] = value(rank, i, salt);
-    world.write(world.input(rank), numbers.data(), numbers.size() * sizeof(float));
-    const std::vector<float> nothing(world.count(), std::numeric_limits<float>::quiet_NaN());
-    world.write(world.output(rank), nothing.data(), nothing.size() * sizeof(float));
+    for (uint64_t i = 0; i < world.count(); ++i) {
+      encode(world.dtype(), value(rank, i, salt), memory.data() + i * size);
+    }
+    world.write(world.input(rank), memory.data(), memory.size());
+    const std::vector<std::byte> other(memory.size(), std::byte{0x7f});
+    world.write(world.output(rank), other.data(), other.size());
   }
 }
 
 float expected(const World& world, const Operation& operation, uint64_t i, int salt) {
-  if (!operation.collective) return value(0, i, salt) * (operation.name == "copy" ? 1 : kScale);
+  if (!operation.is_collective()) {
+    return value(0, i, salt) * (operation.name == "copy" ? 1 : kScale);
+  }
   float sum = 0;
   for (int rank = 0; rank < world.ranks(); ++rank) sum += value(rank, i, salt);
   return sum;
 }
 
-// Element i of a vector of the operation's output type, as it lies in memory.
-float element(const Operation& operation, const std::vector<std::byte>& memory, uint64_t i) {
-  const bool is_half = operation.name.find("float16") != std::string::npos;
-  if (!is_half) {
-    float x;
-    std::memcpy(&x, memory.data() + i * sizeof(x), sizeof(x));
-    return x;
-  }
-  uint16_t bits;
-  std::memcpy(&bits, memory.data() + i * sizeof(bits), sizeof(bits));
-  if (operation.name.find("bfloat16") != std::string::npos) {
-    const uint32_t wide = uint32_t{bits} << 16;
-    float x;
-    std::memcpy(&x, &wide, sizeof(x));
-    return x;
-  }
-  return __half2float(__half(__half_raw{bits}));
-}
-
 void check_outputs(World& world, const Operation& operation, int salt) {
-  for (int rank = 0; rank < (operation.collective ? world.ranks() : 1); ++rank) {
-    const std::vector<std::byte> got = world.read(world.output(rank), world.count() * 4);
+  const DType type = operation.result.value_or(world.dtype());
+  for (int rank = 0; rank < (operation.is_collective() ? world.ranks() : 1); ++rank) {
+    const auto got = world.read(world.output(rank), world.count() * size_of(type));
     for (uint64_t i = 0; i < world.count(); ++i) {
-      const float x = element(operation, got, i), wanted = expected(world, operation, i, salt);
+      const float x = decode(type, got.data() + i * size_of(type));
+      const float wanted = expected(world, operation, i, salt);
       if (x == wanted) continue;
-      throw std::runtime_error(concat(operation.name, " of ", world.count(), " elements: rank ",
-                                      rank, " has ", x, " at ", i, ", not ", wanted));
+      throw std::runtime_error(concat(operation.name, " of ", world.count(), " ",
+                                      name_of(world.dtype()), ": rank ", rank, " has ", x, " at ",
+                                      i, ", not ", wanted));
     }
   }
 }
 
 void check_found_inf(World& world, const Operation& operation) {
   const auto found = [&] {
-    return *reinterpret_cast<const float*>(world.read(world.found_inf(), sizeof(float)).data());
+    return decode(DType::float32, world.read(world.found_inf(), sizeof(float)).data());
   };
-  if (found() != 0)
-    throw std::runtime_error(operation.name + " has found an inf that is not there");
+  if (found() != 0) throw std::runtime_error(operation.name + " found an inf that is not there");
   const float infinite = std::numeric_limits<float>::infinity();
-  world.write(world.input(0) + world.count() - 1, &infinite, sizeof(infinite));
+  std::byte* const end = world.input(0) + world.count() * sizeof(infinite);
+  world.write(end - sizeof(infinite), &infinite, sizeof(infinite));
   operation.launch(world, operation);
   world.synchronize();
   if (found() != 1) throw std::runtime_error(operation.name + " has not found the inf");
   world.clear_found_inf();
 }
 
+void check_call(World& world, const Operation& operation, int salt) {
+  fill(world, salt);
+  world.synchronize();
+  operation.launch(world, operation);
+  world.synchronize();
+  check_outputs(world, operation, salt);
+  if (operation.name.find("check") != std::string::npos) check_found_inf(world, operation);
+}
+
 int check(int ranks, const std::vector<std::string>& names) {
   int done = 0;
   for (const std::string& name : names) {
     const Operation& operation = find(name);
-    World world(ranks, small_geometry(ranks));
-    for (const uint64_t count : {1, 7, 64, 1000, 4099}) {
-      world.resize(count);
-      fill(world, done);
-      world.synchronize();
-      operation.launch(world, operation);
-      world.synchronize();
-      check_outputs(world, operation, done);
-      if (operation.name.find("check") != std::string::npos) check_found_inf(world, operation);
-      ++done;
+    const cuda::Geometry geometry = small_geometry(ranks);
+    const uint64_t most = name == "one_shot_ll" ? cuda::one_shot_ll_limit(geometry) : UINT64_MAX;
+    World world(ranks, geometry);
+    std::vector<DType> types = operation.types;
+    types.push_back(DType::float32);
+    for (const DType type : types) {
+      for (const uint64_t count : {1, 7, 64, 1000, 4099}) {
+        if (count * size_of(type) > most) continue;
+        world.resize(count, type);
+        check_call(world, operation, done++);
+      }
     }
   }
   std::printf("ok check: %d calls on %d ranks\n", done, ranks);
@@ -238,7 +270,7 @@ int check(int ranks, const std::vector<std::string>& names) {
 // ---- replay ----
 
 int replay(int ranks, int replays) {
-  for (const char* name : {"two_shot_kernel", "ring"}) {
+  for (const char* name : {"one_shot_kernel", "two_shot_kernel", "ring"}) {
     const Operation& operation = find(name);
     World world(ranks, small_geometry(ranks));
     world.resize(1000);
@@ -296,8 +328,8 @@ int main(const std::vector<std::string>& arguments) {
   const auto number = [&](size_t i) { return std::stoi(arguments.at(i)); };
   if (what == "--list") {
     for (const Operation& operation : operations()) {
-      std::printf("%-20s %-10s %s\n", operation.name.c_str(),
-                  operation.collective ? "all_reduce" : "element", operation.summary.c_str());
+      std::printf("%-20s %-10s %s\n", operation.name.c_str(), name_of(operation.kind),
+                  operation.summary.c_str());
     }
     return 0;
   }

@@ -92,13 +92,14 @@ cuda::Call World::next_call() {
   return call;
 }
 
-void World::resize(uint64_t count) {
+void World::resize(uint64_t count, DType dtype) {
   count_ = count;
+  dtype_ = dtype;
   inputs_.clear();
   outputs_.clear();
   for (int rank = 0; rank < ranks_; ++rank) {
-    inputs_.emplace_back(count * sizeof(float));
-    outputs_.emplace_back(count * sizeof(float));
+    inputs_.emplace_back(count * size_of(dtype));
+    outputs_.emplace_back(count * size_of(dtype));
   }
 }
 

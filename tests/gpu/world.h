@@ -60,17 +60,18 @@ class World {
   int ranks() const { return ranks_; }
   const cuda::GroupView& view(int rank) const { return views_[static_cast<size_t>(rank)]; }
   cudaStream_t stream(int rank) const { return streams_[static_cast<size_t>(rank)].get(); }
-  cuda::Arithmetic sum() const { return {DType::float32, ReduceOp::sum, ranks_}; }
+  cuda::Arithmetic sum() const { return {dtype_, ReduceOp::sum, ranks_}; }
   // The same for all ranks of a call.
   cuda::Call next_call();
 
-  // Vectors of float32; whatever was in them is gone.
-  void resize(uint64_t count);
+  // New vectors.
+  void resize(uint64_t count, DType dtype = DType::float32);
+  DType dtype() const { return dtype_; }
   // Of what the next calls work on: the beginning of the vectors.
   void set_count(uint64_t count) { count_ = count; }
   uint64_t count() const { return count_; }
-  float* input(int rank) const { return inputs_[static_cast<size_t>(rank)].as<float>(); }
-  float* output(int rank) const { return outputs_[static_cast<size_t>(rank)].as<float>(); }
+  std::byte* input(int rank) const { return inputs_[static_cast<size_t>(rank)].as<std::byte>(); }
+  std::byte* output(int rank) const { return outputs_[static_cast<size_t>(rank)].as<std::byte>(); }
   float* found_inf() const { return found_inf_.as<float>(); }
   void clear_found_inf();
 
@@ -93,6 +94,7 @@ class World {
 
   const int ranks_;
   uint64_t count_ = 0;
+  DType dtype_ = DType::float32;
   uint32_t sequence_ = 0;
   std::vector<Memory> regions_;
   std::unique_ptr<cuda::HostWords, Freed<cudaFreeHost>> hosts_;
