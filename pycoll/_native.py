@@ -45,14 +45,25 @@ def torch_version() -> Version:
 
 @functools.cache
 def load() -> ModuleType:
-    """The native torch module. Raises ImportError that says how to get one when there is none."""
+    """The native torch module, with the library for CUDA tensors where there is one. Raises
+    ImportError that says how to get a module when there is none for this torch.
+    """
+    import torch
+
+    module = _module()
+    wanted = gpu_library() is not None and torch.version.cuda is not None
+    if wanted and (problem := gpu_problem()):
+        # CPU tensors can do without it.
+        warnings.warn(f"pycoll cannot serve CUDA tensors: {problem}", stacklevel=2)
+    return module
+
+
+def _module() -> ModuleType:
     # Before the module: it is linked to torch's libraries by name only, without a path to them.
     version = torch_version()
     built = built_for()
     if version in built:
-        module = importlib.import_module(f"pycoll._c10d_{version[0]}_{version[1]}")
-        _load_gpu_library(module)
-        return module
+        return importlib.import_module(f"pycoll._c10d_{version[0]}_{version[1]}")
     if built:
         names = ", ".join(f"{major}.{minor}" for major, minor in built)
         raise ImportError(
@@ -71,17 +82,21 @@ def gpu_library() -> Path | None:
     return file if file.exists() else None
 
 
-def _load_gpu_library(module: ModuleType) -> None:
+@functools.cache
+def gpu_problem() -> str:
+    """Why CUDA tensors are not served; empty when they are. Opens the library for them."""
     import torch
 
     file = gpu_library()
-    if file is None or torch.version.cuda is None:
-        return
+    if file is None:
+        return "pycoll was built without its CUDA part"
+    if torch.version.cuda is None:
+        return f"this torch is built without CUDA; {file.name} is for one that has it"
     try:
-        module.load_device_library(str(file))
+        _module().load_device_library(str(file))
     except RuntimeError as error:
-        # CPU tensors can do without it.
-        warnings.warn(f"pycoll cannot serve CUDA tensors: {error}", stacklevel=2)
+        return str(error)
+    return ""
 
 
 def load_device_library(path: str | Path) -> str:

@@ -9,8 +9,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-from pycoll import _core
+from pycoll import _core, _native
 from pycoll.cli import checks, doctor, machine, main
 
 EVERY = [(c, a.name) for c in _core.collectives() for a in _core.algorithms(c)]
@@ -229,6 +230,23 @@ def test_what_is_missing_says_what_to_do(monkeypatch, capsys):
     assert "!! shm memfd_create: [Errno 1] Operation not permitted" in text
     assert "seccomp" in text
     assert "PYCOLL_ALGOO 'ring': pycoll reads no such variable" in text
+
+
+def test_the_doctor_says_who_serves_cuda_tensors(monkeypatch, tmp_path):
+    def finding():
+        _native.gpu_problem.cache_clear()
+        return checks.gpu_library()
+
+    monkeypatch.setattr(_native, "gpu_library", lambda: None)
+    assert finding().state == "info" and "without its CUDA part" in finding().text
+    file = tmp_path / "libpycoll_cuda.so"
+    file.write_bytes(b"no library")
+    monkeypatch.setattr(_native, "gpu_library", lambda: file)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert finding().state == "missing" and "torch is built without CUDA" in finding().text
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert finding().state == "missing" and "cannot open the GPU library" in finding().text
+    _native.gpu_problem.cache_clear()
 
 
 def test_the_doctor_shows_the_variables_in_force(monkeypatch, capsys):

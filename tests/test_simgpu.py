@@ -303,6 +303,41 @@ def test_futures_know_their_device():
     assert [r.value for r in simgpu.ranks(2, futures, timeout=60)] == ["done"] * 2
 
 
+def captured(rank, w):
+    """A graph with synchronous and asynchronous calls in it, replayed between ordinary calls."""
+    machine = torch.simgpu.machine
+    stream = torch.Stream(device=DEVICE)
+    mine, gathered = torch.zeros(300, device=DEVICE), torch.zeros(w * 300, device=DEVICE)
+    other = torch.zeros(70, device=DEVICE)
+    dist.all_reduce(other)
+    torch.accelerator.synchronize()
+    with stream:
+        machine.begin_capture(stream.stream_id)
+        dist.all_reduce(mine)
+        work = dist.all_gather_into_tensor(gathered, mine, async_op=True)
+        work.wait()
+        graph = machine.end_capture(stream.stream_id)
+    for round_ in range(4):
+        everyone = [numbers(r, (300,), "float32", round_) for r in range(w)]
+        mine.copy_(everyone[rank])
+        torch.accelerator.synchronize()
+        machine.launch_graph(graph, stream.stream_id)
+        if round_ % 2:  # on another stream: in order with the graph all the same
+            other.copy_(everyone[rank][:70])
+            dist.all_reduce(other)
+            same(other, sum(everyone)[:70])
+        stream.synchronize()
+        same(mine, sum(everyone))
+        same(gathered, sum(everyone).repeat(w))
+    return "done"
+
+
+@pytest.mark.parametrize("devices", [8, 1])
+def test_calls_in_a_graph(devices):
+    results = simgpu.ranks(2, captured, devices=devices, timeout=60)
+    assert [r.value for r in results] == ["done"] * 2
+
+
 def blocking(rank, w):
     mine = on_gpu(numbers(rank, (50,), "float32"))
     dist.all_reduce(mine)  # the group has met

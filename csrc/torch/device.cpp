@@ -32,16 +32,6 @@ bool by_type_and_index(const c10::Device& a, const c10::Device& b) {
   return std::pair(a.type(), a.index()) < std::pair(b.type(), b.index());
 }
 
-// Not all supported versions of torch can tell; then nothing is known to be captured.
-template <typename Stream>
-bool is_capturing(const Stream& stream) {
-  if constexpr (requires { stream.is_capturing(); }) {
-    return stream.is_capturing();
-  } else {
-    return false;
-  }
-}
-
 void for_each_tensor(const DeviceCall& call, const std::function<void(const at::Tensor&)>& visit) {
   for (const Tensors* tensors :
        {&call.description.inputs, &call.description.outputs, &call.copies}) {

@@ -8,7 +8,6 @@ import importlib.util
 import os
 import platform
 import sys
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -202,17 +201,14 @@ def gpu_library() -> Finding:
     if file is None:
         text = "built without its CUDA part: tensors must be on the CPU"
         return Finding("pycoll", State.info, text)
-    with warnings.catch_warnings(record=True) as problems:
-        warnings.simplefilter("always")
-        try:
-            served = _native.load().device_libraries()
-        except ImportError as error:
-            return Finding("pycoll", State.missing, f"{file.name} is there, but {error}")
-    if "cuda" in served:
-        return Finding("pycoll", State.ok, f"{file.name} loaded: CUDA tensors are served")
-    text = "; ".join(str(problem.message) for problem in problems)
-    text = text or "this torch has no CUDA"
-    return Finding("pycoll", State.missing, f"{file.name} is not in use: {text}")
+    try:
+        problem = _native.gpu_problem()
+    except ImportError as error:  # no torch, or no module for it: `build` says so, too
+        problem = str(error)
+    if not problem:
+        return Finding("pycoll", State.ok, f"{file.name} is open: CUDA tensors are served")
+    advice = f"CPU tensors can do without it; to build it again: {REBUILD}"
+    return Finding("pycoll", State.missing, f"{file.name} is not in use: {problem}", advice)
 
 
 def cuda_driver() -> str:

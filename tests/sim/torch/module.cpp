@@ -62,6 +62,16 @@ py::dict counters() {
   return all;
 }
 
+// A graph of what was captured; as a number, for Python.
+int64_t end_capture(int64_t stream) {
+  cudaGraph_t graph = nullptr;
+  SIMGPU_CHECK(cudaStreamEndCapture(stream_of(stream), &graph));
+  cudaGraphExec_t executable = nullptr;
+  SIMGPU_CHECK(cudaGraphInstantiate(&executable, graph, 0));
+  SIMGPU_CHECK(cudaGraphDestroy(graph));
+  return reinterpret_cast<int64_t>(executable);
+}
+
 PYBIND11_MODULE(simgpu_device, m) {
   m.doc() = "The torch device 'simgpu', on the simulated CUDA runtime.";
   c10::SetAllocator(kSimGpu, &device_allocator());
@@ -83,6 +93,13 @@ PYBIND11_MODULE(simgpu_device, m) {
     int priority = 0;
     SIMGPU_CHECK(cudaStreamGetPriority(stream_of(id), &priority));
     return priority;
+  });
+  m.def("begin_capture", [](int64_t stream) {
+    SIMGPU_CHECK(cudaStreamBeginCapture(stream_of(stream), cudaStreamCaptureModeGlobal));
+  });
+  m.def("end_capture", &end_capture);
+  m.def("launch_graph", [](int64_t graph, int64_t stream) {
+    SIMGPU_CHECK(cudaGraphLaunch(reinterpret_cast<cudaGraphExec_t>(graph), stream_of(stream)));
   });
   m.def("high_priority_streams", &high_priority_streams);
   m.def("fail_call", [](const std::string& function, uint64_t calls_before, int code) {
