@@ -114,8 +114,10 @@ test-gpu:
 	@export TORCH_CUDA_ARCH_LIST="$${TORCH_CUDA_ARCH_LIST:-$$($(GPU_PY) -c '$(GPU_ARCH)')}"; \
 	  $(GPU_PY) -m pip install -qq --disable-pip-version-check --no-index --no-build-isolation \
 	  --no-deps --upgrade --target $(GPU_BUILD)/site .
-	cd tests && PYTHONPATH=$(GPU_BUILD)/site $(GPU_PY) -m pytest -rs -p no:cacheprovider gpu $(PYTEST_ARGS)
-	cd benchmarks && PYTHONPATH=$(GPU_BUILD)/site $(GPU_PY) cuda_kernels.py --quick --json $(GPU_BUILD)/cuda_kernels.json
+	@export PYTHONPATH=$(GPU_BUILD)/site; failed=0; set -x; \
+	  (cd tests && $(GPU_PY) -m pytest -rs -p no:cacheprovider gpu $(PYTEST_ARGS)) || failed=1; \
+	  (cd benchmarks && $(GPU_PY) cuda_kernels.py --quick --json $(GPU_BUILD)/cuda_kernels.json) || failed=1; \
+	  exit $$failed
 
 cuda-build:
 	@$(BASE_PYTHON) -m venv .venv-cuda
