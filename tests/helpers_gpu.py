@@ -158,6 +158,39 @@ def asynchronous(rank, w, device, n, calls):
     return DONE
 
 
+def replayed(rank, w, device, capture, replays):
+    """Calls in a graph, whose input changes from replay to replay, and eager calls of other sizes
+    on the same group among them. `capture(calls)` makes a graph of what `calls()` enqueues, and
+    returns the function that replays it on the current stream.
+    """
+    n = 5000
+    source, total = torch.zeros(n, device=device), torch.zeros(n, device=device)
+    wide = torch.zeros(w * n, device=device)
+    dist.all_reduce(torch.ones(77, device=device))  # the group has met
+    torch.accelerator.synchronize()
+
+    def calls():
+        total.copy_(source)
+        dist.all_reduce(total)
+        dist.all_gather_into_tensor(wide, source, async_op=True).wait()
+
+    replay = capture(calls)
+    wrong = torch.zeros((), dtype=torch.int64, device=device)
+    every = torch.stack([numbers(r, (n,), "float32") for r in range(w)]).to(device)
+    for i in range(replays):
+        source.copy_(every[rank] + i % 50)
+        replay()
+        wrong += (total != (every + i % 50).sum(0)).sum()
+        wrong += (wide != (every + i % 50).reshape(-1)).sum()
+        if i % 7 == 3:
+            mine = torch.full((i % 999 + 1,), float(rank), device=device)
+            dist.all_reduce(mine)
+            wrong += (mine != w * (w - 1) / 2).sum()
+    assert wrong.item() == 0
+    same(total, (every + (replays - 1) % 50).sum(0).cpu())
+    return DONE
+
+
 # ---- Training ----
 
 CONFIG = ModelConfig(vocabulary=29, width=32, layers=2, heads=2, length=16)

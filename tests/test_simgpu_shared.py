@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import helpers_gpu
 import native_build
@@ -31,6 +32,21 @@ def test_sums_of_fractions():
 
 def test_calls_in_flight():
     done(helpers_gpu.asynchronous, 100, 3, timeout=60)
+
+
+def capture(calls):
+    machine = torch.simgpu.machine
+    stream = torch.Stream(device="simgpu")
+    with stream:
+        machine.begin_capture(stream.stream_id)
+        calls()
+        graph = machine.end_capture(stream.stream_id)
+    return lambda: machine.launch_graph(graph, torch.accelerator.current_stream().stream_id)
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_replays_of_a_graph(devices):
+    done(helpers_gpu.replayed, capture, 5, devices=devices, timeout=60)
 
 
 def test_training_of_the_demo():
