@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import os
+import signal
 import time
 
 import pytest
@@ -121,6 +123,30 @@ def test_collectives_equal_those_of_the_cpu(world_size, devices):
 def test_collectives_of_all_types_and_sizes(world_size, devices):
     arguments = (INTEGERS + FLOATS, SIZES)
     results = simgpu.ranks(world_size, every_collective, *arguments, devices=devices, timeout=600)
+    assert [r.value for r in results] == ["done"] * world_size
+
+
+def uneven(rank, w):
+    """Blocks of different lengths, some of them empty; and the rarer operations."""
+    rows = [[(3 * source + 2 * target) % 5 for target in range(w)] for source in range(w)]
+    out_rows = [rows[source][rank] for source in range(w)]
+    mine = numbers(rank, (sum(rows[rank]), 6), "int32")
+    into = torch.full((sum(out_rows), 6), -1, dtype=torch.int32)
+    twice(lambda t: dist.all_to_all_single(t[1], t[0], out_rows, rows[rank]), mine, into)
+    inputs, outputs = mine.split(rows[rank]), into.split(out_rows)
+    twice(lambda t: dist.all_to_all(t[w:], t[:w]), *inputs, *outputs)
+    factor = dist._make_nccl_premul_sum(2.0)
+    twice(lambda t: dist.all_reduce(t[0], factor), numbers(rank, (50,), "float32"))
+    for op in (dist.ReduceOp.BAND, dist.ReduceOp.BXOR, dist.ReduceOp.MIN):
+        twice(lambda t, op=op: dist.all_reduce(t[0], op), numbers(rank, (50,), "int64"))
+    # More than any staging area takes at once.
+    twice(lambda t: dist.all_reduce(t[0]), numbers(rank, (700_001,), "float32"))
+    return "done"
+
+
+@pytest.mark.parametrize(("world_size", "devices"), [(2, 8), (3, 1)])
+def test_uneven_blocks_and_rarer_operations(world_size, devices):
+    results = simgpu.ranks(world_size, uneven, devices=devices, timeout=120)
     assert [r.value for r in results] == ["done"] * world_size
 
 
@@ -635,10 +661,33 @@ def test_a_peer_that_does_not_come_is_an_error():
     assert "rank 1" in message and later == message
 
 
-def dead_peer(rank, w):
-    import os
-    import signal
+class Alarm(Exception):
+    pass
 
+
+def interrupted(rank, w):
+    if rank == 1:
+        time.sleep(3)
+        return 0
+
+    def ring(*_):
+        raise Alarm
+
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    began = time.monotonic()
+    with pytest.raises(Alarm):
+        dist.all_reduce(torch.ones(3, device=DEVICE))
+    return time.monotonic() - began
+
+
+def test_a_signal_ends_the_wait_for_the_first_meeting():
+    results = simgpu.ranks(2, interrupted, timeout=60, check=False)
+    assert results[0].error is None, results[0].report()
+    assert results[0].value < 2
+
+
+def dead_peer(rank, w):
     gpu = torch.ones(3, device=DEVICE)
     dist.all_reduce(gpu)
     torch.accelerator.synchronize()

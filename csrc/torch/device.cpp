@@ -145,7 +145,10 @@ std::shared_ptr<DeviceLibrary> DeviceCalls::library_for(c10::Device device) cons
 DeviceCalls::Lane& DeviceCalls::lane(c10::Device device) {
   const auto known = lanes_.find(device);
   if (known != lanes_.end()) return known->second;
-  auto group = library_for(device)->open(control_, device.index());
+  const auto library = library_for(device);
+  // Whoever comes first waits here, where a signal can end it and the late rank is named.
+  control_->run(CallRequest{}, interrupt_);
+  auto group = library->open(control_, device.index());
   const VirtualGuardImpl impl(device.type());
   const c10::Stream side = impl.getStreamFromGlobalPool(device, control_->config().high_priority);
   watch(group);
