@@ -13,6 +13,10 @@ MODELS = Path(__file__).resolve().parent.parent / "models"
 BROKEN = {
     "cell": ["ONE_BUFFER", "FLAG_FIRST", "ANY_NUMBER", "SHARED_COUNT"],
     "device_ll": ["NO_CREDIT", "CREDIT_EARLY", "ONE_BUFFER", "ANY_ROUND", "CREDIT_OF_LAST"],
+    "device_phases": [
+        *("NO_READY", "NO_DONE", "ONE_KIND", "RESET_LATE", "HOST_NUMBERS"),
+        *("NO_EMPTY", "EMPTY_EARLY", "FULL_EARLY"),
+    ],
     "device_ring": [
         *("NO_CREDIT", "DEPTH_OFF_BY_ONE", "FLAG_EARLY", "CREDIT_EARLY", "HOST_COUNTERS"),
     ],
