@@ -34,7 +34,7 @@ PLACES = {
     "peers-4": (8, 4, False),
     "apart-3": (8, 3, True),
 }
-ALIVE = ["collectives", "messages", "graphs", "premul", "two_groups", "refused"]
+ALIVE = ["collectives", "messages", "graphs", "places", "premul", "two_groups", "refused"]
 ENDED = ["killed", "abort"]
 # Captures are refused there; and two groups may not use one communicator in different orders.
 NOT_APART = ["graphs", "two_groups"]
@@ -59,7 +59,7 @@ def can_run(place: str, suite: str) -> bool:
 
 
 CASES = [(place, suite) for place in PLACES for suite in [*ALIVE, *ENDED] if can_run(place, suite)]
-LONG = ["collectives", "messages", "graphs"]
+LONG = ["collectives", "messages", "graphs", "places"]
 
 
 def run(suite: str, place: str, cases: int, seed: int, **environment: str) -> None:
@@ -85,7 +85,11 @@ def test_groups(place, suite):
 
 @pytest.mark.parametrize(
     ("place", "suite"),
-    [case for case in CASES if case[0] not in ("shared-1", "peers-4") and case[1] in LONG],
+    [
+        case
+        for case in CASES
+        if case[0] not in ("shared-1", "peers-4") and case[1] in [*LONG, "premul"]
+    ],
 )
 def test_many_rounds(place, suite):
     run(suite, place, 12, 1, **SMALL)

@@ -1,4 +1,7 @@
 // What groups compute, against the references of the device kernels' tests.
+#include <unistd.h>
+
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -7,6 +10,7 @@
 #include "group_world.h"
 #include "native/random.h"
 #include "scenario.h"
+#include "sim/control.h"
 #include "transport/cuda_ipc/runtime_api.h"
 
 namespace pycoll::sim::tests {
@@ -21,16 +25,23 @@ void ok(cudaError_t error, const char* what) {
 // Memory on the device that is the image of a buffer of the host, a few bytes around it.
 class OnDevice {
  public:
-  explicit OnDevice(Buffer& host, size_t offset) : host_(host), offset_(kGuard + offset % 16) {
-    void* memory = nullptr;
-    ok(cudaMalloc(&memory, host.size() + offset_ + kGuard), "cudaMalloc");
+  // `inside`: a part of that memory, which is the caller's; nullptr: memory of its own.
+  explicit OnDevice(Buffer& host, size_t offset, std::byte* inside = nullptr)
+      : host_(host), offset_(kGuard + offset % 16), owned_(inside == nullptr), base_(inside) {
+    void* memory = inside;
+    if (owned_) ok(cudaMalloc(&memory, bytes_for(host) + offset_), "cudaMalloc");
     base_ = static_cast<std::byte*>(memory);
     ok(cudaMemset(base_, 0x5a, host.size() + offset_ + kGuard), "cudaMemset");
     upload();
   }
-  ~OnDevice() { cudaFree(base_); }
+  ~OnDevice() {
+    if (owned_) cudaFree(base_);
+  }
   OnDevice(const OnDevice&) = delete;
   OnDevice& operator=(const OnDevice&) = delete;
+
+  // At most, with what is around it.
+  static size_t bytes_for(const Buffer& host) { return host.size() + 2 * kGuard + 256; }
 
   void upload() {
     ok(cudaMemcpy(base_ + offset_, host_.data(), host_.size(), cudaMemcpyHostToDevice), "upload");
@@ -59,16 +70,20 @@ class OnDevice {
   static constexpr size_t kGuard = 64;
   Buffer& host_;
   size_t offset_;
+  bool owned_;
   std::byte* base_ = nullptr;
 };
 
 // One call on this rank.
 class OneCall {
  public:
-  OneCall(const CallShape& shape, const GroupRank& rank)
+  // `inside`: memory of the caller for the input (or both, in place), and for the output.
+  OneCall(const CallShape& shape, const GroupRank& rank, std::array<std::byte*, 2> inside = {})
       : rank_(rank.rank), data_(shape, rank.ranks) {
+    size_t place = 0;
     for (Buffer* buffer : data_.buffers(rank_)) {
-      vectors_.push_back(std::make_unique<OnDevice>(*buffer, shape.offset * size_of(shape.dtype)));
+      const size_t offset = shape.offset * size_of(shape.dtype);
+      vectors_.push_back(std::make_unique<OnDevice>(*buffer, offset, inside[place++]));
     }
   }
 
@@ -243,6 +258,13 @@ void run_graphs(GroupRank& rank, const GroupSettings& settings) {
     for (uint64_t i = 1 + agreed.below(3); i > 0; --i) {
       calls.push_back(std::make_unique<OneCall>(draw_call(agreed, rank.ranks), rank));
     }
+    // Every other time peers have mapped the vectors before.
+    for (int warm = 0; warm < 3 && done % 2 == 1; ++warm) {
+      for (const auto& call : calls) rank.group->enqueue(call->request(), streams[0]);
+      check_calls(rank, calls, streams);
+      for (const auto& call : calls) call->renew();
+      ::usleep(2000);
+    }
     ok(cudaStreamBeginCapture(streams[0], cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
     for (const auto& call : calls) rank.group->enqueue(call->request(), streams[0]);
     cudaGraph_t graph = nullptr;
@@ -262,27 +284,97 @@ void run_graphs(GroupRank& rank, const GroupSettings& settings) {
   }
 }
 
+// ---- Vectors where they lie. ----
+
+constexpr size_t kArena = 4 << 20;
+
+// As a caching allocator has.
+class Arena {
+ public:
+  explicit Arena(bool shareable) {
+    void* memory = nullptr;
+    ok(shareable ? cudaMalloc(&memory, kArena) : cudaMallocAsync(&memory, kArena, nullptr),
+       "an arena");
+    ok(cudaDeviceSynchronize(), "an arena");
+    memory_ = static_cast<std::byte*>(memory);
+  }
+  ~Arena() { cudaFree(memory_); }
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+  std::byte* data() const { return memory_; }
+
+ private:
+  std::byte* memory_;
+};
+
+// Calls until this rank has mapped its peers' regions and arenas, and none that is gone.
+void require_mapped(GroupRank& rank, std::array<std::byte*, 2> arenas, cudaStream_t stream) {
+  if (rank.group->path() != std::string("shared_device")) return;
+  const uint64_t wanted = 3 * (static_cast<uint64_t>(rank.ranks) - 1);
+  CallShape shape;
+  shape.count = rank.control->config().slot_bytes / sizeof(float) + 100;
+  for (int tries = 0; tries < 200; ++tries) {
+    OneCall call(shape, rank, arenas);
+    rank.group->enqueue(call.request(), stream);
+    wait_for_device(rank, stream);
+    call.check("mapped");
+    ::usleep(2000);
+    const std::vector<uint64_t> all = rank.meeting.exchange<uint64_t>(counters().imports);
+    if (std::all_of(all.begin(), all.end(), [&](uint64_t n) { return n == wanted; })) return;
+  }
+  check_equal(counters().imports, wanted, "memory of peers");
+}
+
+// Many calls in two arenas, then in others at (maybe) the same addresses.
+void run_places(GroupRank& rank, const GroupSettings& settings) {
+  Rng agreed(rank.seed * 29 + 1);
+  const std::vector<cudaStream_t> streams{new_stream()};
+  const bool all_share = rank.seed % 2 == 0;
+  for (int arena_number = 0; arena_number < 3; ++arena_number) {
+    const Arena inputs(all_share || (rank.rank + arena_number) % 3 != 0);
+    const Arena outputs(all_share || (rank.rank + arena_number) % 2 != 0);
+    for (uint64_t done = 0; done < settings.cases; ++done) {
+      CallShape shape = draw_call(agreed, rank.ranks);
+      shape.count = shape.count % 3000 + 1000;
+      if (agreed.one_in(2)) shape.collective = Collective::all_reduce;
+      if (shape.collective == Collective::all_reduce)
+        shape.dtype = DType::float32, shape.op = ReduceOp::sum;
+      OneCall call(shape, rank, {inputs.data(), outputs.data()});
+      rank.group->enqueue(call.request(), streams[0]);
+      wait_for_device(rank, streams[0]);
+      call.check(rank.group->path());
+      ::usleep(500);
+    }
+    if (all_share) require_mapped(rank, {inputs.data(), outputs.data()}, streams[0]);
+    rank.meeting.barrier();
+  }
+}
+
 void run_premul(GroupRank& rank) {
   constexpr int kN = 1000;
   const cudaStream_t stream = new_stream();
   std::vector<float> values(kN);
   float total = 0;
   for (int r = 0; r < rank.ranks; ++r) total += static_cast<float>((r + 1) * (r + 2));
-  for (int i = 0; i < kN; ++i) values[i] = static_cast<float>((rank.rank + 1) * (i % 7));
   float* on_device = nullptr;
   ok(cudaMalloc(reinterpret_cast<void**>(&on_device), kN * sizeof(float)), "cudaMalloc");
-  ok(cudaMemcpy(on_device, values.data(), kN * sizeof(float), cudaMemcpyHostToDevice), "upload");
   CallRequest request;
   request.collective = Collective::all_reduce;
   request.dtype = DType::float32;
   request.reduce_op = ReduceOp::premul_sum;
   request.premul_factor = rank.rank + 2;
   request.input = request.output = {{{reinterpret_cast<std::byte*>(on_device), kN}}};
-  rank.group->enqueue(request, stream);
-  wait_for_device(rank, stream);
-  ok(cudaMemcpy(values.data(), on_device, kN * sizeof(float), cudaMemcpyDeviceToHost), "download");
-  for (int i = 0; i < kN; ++i) {
-    check_equal(values[i], total * static_cast<float>(i % 7), "element " + std::to_string(i));
+  for (int time = 0; time < 5; ++time) {
+    for (int i = 0; i < kN; ++i) values[i] = static_cast<float>((rank.rank + 1) * (i % 7));
+    ok(cudaMemcpy(on_device, values.data(), kN * sizeof(float), cudaMemcpyHostToDevice), "upload");
+    rank.group->enqueue(request, stream);
+    wait_for_device(rank, stream);
+    ok(cudaMemcpy(values.data(), on_device, kN * sizeof(float), cudaMemcpyDeviceToHost),
+       "download");
+    for (int i = 0; i < kN; ++i) {
+      check_equal(values[i], total * static_cast<float>(i % 7), "element " + std::to_string(i));
+    }
+    ::usleep(2000);
   }
   ok(cudaFree(on_device), "cudaFree");
 }
@@ -299,6 +391,10 @@ void messages_suite(const GroupSettings& settings) {
 
 void graphs_suite(const GroupSettings& settings) {
   run_group(settings, [&](GroupRank& rank) { run_graphs(rank, settings); });
+}
+
+void places_suite(const GroupSettings& settings) {
+  run_group(settings, [&](GroupRank& rank) { run_places(rank, settings); });
 }
 
 void premul_suite(const GroupSettings& settings) {

@@ -43,6 +43,7 @@ std::vector<GroupSuite> group_suites();
 void collectives_suite(const GroupSettings& settings);
 void messages_suite(const GroupSettings& settings);
 void graphs_suite(const GroupSettings& settings);
+void places_suite(const GroupSettings& settings);
 void premul_suite(const GroupSettings& settings);
 void killed_suite(const GroupSettings& settings);
 void abort_suite(const GroupSettings& settings);

@@ -18,6 +18,8 @@ std::vector<GroupSuite> pycoll::sim::tests::group_suites() {
        collectives_suite},
       {"messages", "batches of send and recv, collectives between them", messages_suite},
       {"graphs", "captured calls, replayed among eager ones, on two streams", graphs_suite},
+      {"places", "vectors that peers use where they lie, memory that is freed and made again",
+       places_suite},
       {"premul", "premul_sum with a factor a rank", premul_suite},
       {"two_groups", "two groups of the same ranks, calls in flight of both", two_groups_suite},
       {"refused", "calls that are refused leave the group as it was", refused_suite},

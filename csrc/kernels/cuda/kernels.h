@@ -140,6 +140,42 @@ struct CopyManyCall {
 };
 cudaError_t copy_many(const CopyManyCall& call, cudaStream_t stream);
 
+// A vector whose place only its owner knows, who writes it to a word before the kernel begins: this
+// rank has mapped the owner's memory, and the word says where in it. So no host waits for another.
+struct PeerPlace {
+  const uint64_t* word = nullptr;   // the owner's place_word(); nullptr, or a word 0: see `staged`
+  const uint64_t* table = nullptr;  // where this rank has mapped each slot of the owner's
+  std::byte* staged = nullptr;
+  uint64_t offset = 0;  // bytes behind the place in the word
+};
+constexpr int kPlaceSlots = 32;
+constexpr uint64_t place_word(uint64_t slot, uint64_t offset) {
+  return (slot + 1) << 48 | offset;
+}
+
+// reduce_many() and copy_many() with such places in the stead of addresses. They do nothing where
+// the word `given_up`, of this rank, is not 0: nobody writes to peers' vectors for a dead group.
+struct ReducePlacesCall {
+  const uint32_t* given_up = nullptr;
+  Arithmetic arithmetic;
+  int32_t sources = 0;
+  int32_t targets = 0;
+  PeerPlace input[kMaxRanks] = {};
+  PeerPlace output[kMaxRanks] = {};
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+cudaError_t reduce_places(const ReducePlacesCall& call, cudaStream_t stream);
+
+struct CopyPlacesCall {
+  const uint32_t* given_up = nullptr;
+  int32_t copies = 0;
+  PeerPlace src[kMaxRanks] = {};
+  void* dst[kMaxRanks] = {};
+  uint64_t bytes[kMaxRanks] = {};
+};
+cudaError_t copy_places(const CopyPlacesCall& call, cudaStream_t stream);
+
 // ---- Elementwise. ----
 
 // output[i] = round(input[i] * scale) between float32, float16 and bfloat16, product in float32

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <bit>
+#include <optional>
 
 #include "device/launch.cuh"
 #include "kernels/cuda/shared_device.cuh"
@@ -29,11 +30,58 @@ cudaError_t launch_reduce(const ReduceManyCall& call,
                         stream, arguments);
 }
 
-template <class T>
-cudaError_t launch_sum(const ReduceManyCall& call, cudaStream_t stream) {
+template <class Arithmetic>
+cudaError_t launch_reduce(const ReducePlacesCall& call,
+                          const typename Arithmetic::Parameters& parameters, cudaStream_t stream) {
+  const Elements e = elements_of(call.arithmetic);
+  const ReducePlacesArguments<typename Arithmetic::Parameters> arguments{call, parameters};
+  return device::launch(&reduce_places_kernel<Arithmetic>,
+                        grid_for((call.end - call.begin) * e.size), stream, arguments);
+}
+
+template <class T, class Call>
+cudaError_t launch_sum(const Call& call, cudaStream_t stream) {
   const bool averages = call.arithmetic.op == ReduceOp::avg;
   const float divisor = averages ? static_cast<float>(call.arithmetic.world_size) : 0.0f;
   return launch_reduce<FloatSum<T>>(call, {divisor}, stream);
+}
+
+template <class Call>
+cudaError_t reduce(const Call& call, cudaStream_t stream) {
+  const bool in_range = call.sources >= 1 && call.sources <= kMaxRanks && call.targets >= 1 &&
+                        call.targets <= kMaxRanks && call.begin <= call.end;
+  if (!in_range) return cudaErrorInvalidValue;
+  Call parts = call;
+  const Elements e = elements_of(call.arithmetic);
+  parts.begin *= e.parts;
+  parts.end *= e.parts;
+  if (parts.begin == parts.end) return cudaSuccess;
+  switch (route_of(call.arithmetic)) {
+    case Route::float32:
+      return launch_sum<float>(parts, stream);
+    case Route::float16:
+      return launch_sum<__half>(parts, stream);
+    case Route::bfloat16:
+      return launch_sum<__nv_bfloat16>(parts, stream);
+    case Route::any_op: {
+      AnyOp op;
+      find_any_op(call.arithmetic.dtype, call.arithmetic.op, call.arithmetic.world_size, &op);
+      return launch_reduce<AnyOpArithmetic>(parts, op, stream);
+    }
+    case Route::move:
+    case Route::unsupported:
+      break;
+  }
+  return cudaErrorInvalidValue;
+}
+
+// The longest of them; nullopt: the call is out of range.
+template <class Call>
+std::optional<uint64_t> most_bytes(const Call& call) {
+  if (call.copies < 0 || call.copies > kMaxRanks) return std::nullopt;
+  uint64_t most = 0;
+  for (int32_t i = 0; i < call.copies; ++i) most = std::max(most, call.bytes[i]);
+  return most;
 }
 
 using CastKernel = void (*)(CastCall);
@@ -70,39 +118,25 @@ bool find_cast(DType from, DType to, CastRow* row) {
 }  // namespace
 
 cudaError_t reduce_many(const ReduceManyCall& call, cudaStream_t stream) {
-  const bool in_range = call.sources >= 1 && call.sources <= kMaxRanks && call.targets >= 1 &&
-                        call.targets <= kMaxRanks && call.begin <= call.end;
-  if (!in_range) return cudaErrorInvalidValue;
-  ReduceManyCall parts = call;
-  const Elements e = elements_of(call.arithmetic);
-  parts.begin *= e.parts;
-  parts.end *= e.parts;
-  if (parts.begin == parts.end) return cudaSuccess;
-  switch (route_of(call.arithmetic)) {
-    case Route::float32:
-      return launch_sum<float>(parts, stream);
-    case Route::float16:
-      return launch_sum<__half>(parts, stream);
-    case Route::bfloat16:
-      return launch_sum<__nv_bfloat16>(parts, stream);
-    case Route::any_op: {
-      AnyOp op;
-      find_any_op(call.arithmetic.dtype, call.arithmetic.op, call.arithmetic.world_size, &op);
-      return launch_reduce<AnyOpArithmetic>(parts, op, stream);
-    }
-    case Route::move:
-    case Route::unsupported:
-      break;
-  }
-  return cudaErrorInvalidValue;
+  return reduce(call, stream);
+}
+
+cudaError_t reduce_places(const ReducePlacesCall& call, cudaStream_t stream) {
+  return reduce(call, stream);
 }
 
 cudaError_t copy_many(const CopyManyCall& call, cudaStream_t stream) {
-  if (call.copies < 0 || call.copies > kMaxRanks) return cudaErrorInvalidValue;
-  uint64_t most = 0;
-  for (int32_t i = 0; i < call.copies; ++i) most = std::max(most, call.bytes[i]);
-  if (most == 0) return cudaSuccess;
-  return device::launch(&copy_many_kernel, grid_for(most), stream, call);
+  const std::optional<uint64_t> most = most_bytes(call);
+  if (!most) return cudaErrorInvalidValue;
+  if (*most == 0) return cudaSuccess;
+  return device::launch(&copy_many_kernel, grid_for(*most), stream, call);
+}
+
+cudaError_t copy_places(const CopyPlacesCall& call, cudaStream_t stream) {
+  const std::optional<uint64_t> most = most_bytes(call);
+  if (!most) return cudaErrorInvalidValue;
+  if (*most == 0) return cudaSuccess;
+  return device::launch(&copy_places_kernel, grid_for(*most), stream, call);
 }
 
 cudaError_t cast(const CastCall& call, cudaStream_t stream) {

@@ -60,6 +60,71 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   }
 }
 
+// ---- The same, where the place of a vector lies in memory. ----
+
+PYCOLL_DEVICE std::byte* resolve(const PeerPlace& place) {
+  const uint64_t word = place.word == nullptr ? 0 : *place.word;
+  if (word == 0) return place.staged;
+  const uint64_t slot = (word >> 48) - 1, offset = word & ((uint64_t{1} << 48) - 1);
+  return reinterpret_cast<std::byte*>(place.table[slot]) + offset + place.offset;
+}
+
+struct PlacedSources {
+  std::byte* const* at;  // in shared memory
+  int32_t count;
+  uint64_t offset;
+  template <class Body>
+  PYCOLL_DEVICE void for_each(const Body& body) const {
+    for (int32_t i = 0; i < count; ++i) body(i == 0, at[i] + offset);
+  }
+};
+struct PlacedTargets {
+  std::byte* const* at;
+  int32_t count;
+  uint64_t offset;
+  template <class Body>
+  PYCOLL_DEVICE void for_each(const Body& body) const {
+    for (int32_t i = 0; i < count; ++i) body(at[i] + offset);
+  }
+};
+
+template <class Parameters>
+struct ReducePlacesArguments {
+  ReducePlacesCall call;  // in the kernel's elements
+  Parameters arithmetic;
+};
+
+// Blocks have a thread for each place.
+template <class Arithmetic>
+__global__ void __launch_bounds__(kMaxThreads, 1) reduce_places_kernel(
+    PYCOLL_GRID_CONSTANT ReducePlacesArguments<typename Arithmetic::Parameters> in) {
+  if (*in.call.given_up != 0) return;
+  PYCOLL_SHARED(std::byte*, places, 2 * kMaxRanks);
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  if (thread < in.call.sources) places[thread] = resolve(in.call.input[thread]);
+  const int32_t target = thread - kMaxRanks;
+  if (target >= 0 && target < in.call.targets) places[thread] = resolve(in.call.output[target]);
+  __syncthreads();
+  const Arithmetic arithmetic(in.arithmetic);
+  const uint64_t offset = in.call.begin * arithmetic.value_size();
+  uint32_t bits = static_cast<uint32_t>(offset) & 15;
+  for (int32_t i = 0; i < in.call.sources; ++i) bits |= low_bits(places[i]);
+  for (int32_t i = 0; i < in.call.targets; ++i) bits |= low_bits(places[kMaxRanks + i]);
+  arithmetic.sum(grid_team(), PlacedSources{places, in.call.sources, offset},
+                 PlacedTargets{places + kMaxRanks, in.call.targets, offset},
+                 in.call.end - in.call.begin, bits == 0);
+}
+
+__global__ void __launch_bounds__(kMaxThreads, 1)
+    copy_places_kernel(PYCOLL_GRID_CONSTANT CopyPlacesCall in) {
+  if (*in.given_up != 0) return;
+  for (int32_t i = 0; i < in.copies; ++i) {
+    const std::byte* src = resolve(in.src[i]);
+    if (src == in.dst[i]) continue;
+    copy_bytes(grid_team(), {src, static_cast<std::byte*>(in.dst[i]), nullptr}, in.bytes[i]);
+  }
+}
+
 // ---- Casts. ----
 
 PYCOLL_DEVICE bool is_finite(float x) {

@@ -11,6 +11,8 @@ namespace {
 constexpr Nanoseconds kGrace = std::chrono::milliseconds(300);
 constexpr Nanoseconds kPatience = std::chrono::seconds(5);
 constexpr Nanoseconds kReleasePeriod = std::chrono::milliseconds(1);
+// Longer than any kernel of ours runs that waits for nobody.
+constexpr Nanoseconds kQuarantine = std::chrono::milliseconds(100);
 
 // Which capture the stream is in; 0: none.
 unsigned long long capture_of(cudaStream_t stream) {
@@ -98,6 +100,7 @@ void CudaGroup::in_order(cudaStream_t stream, const Launch& launch) {
   try {
     begin_after_last(stream, capture);
     ++sequence_;
+    launching_ = capture;
     launch();
     end_call(stream, capture);
   } catch (const Error& error) {
@@ -141,10 +144,6 @@ void CudaGroup::enqueue(const std::vector<MessageRequest>& batch, void* stream) 
   in_order(on, [&] { launch(batch, on); });
 }
 
-bool CudaGroup::under_way() const {
-  return cudaEventQuery(last_.get()) == cudaErrorNotReady;
-}
-
 // Asked while work is under way that a peer may be missing in.
 std::optional<Error> CudaGroup::find_ended_peer() {
   const std::optional<int> ended = liveness_.find_ended();
@@ -163,9 +162,8 @@ std::optional<Error> CudaGroup::find_trouble() {
     return error;
   }
   if (auto error = reported()) return error;
-  const cudaError_t state = cudaEventQuery(last_.get());
+  const cudaError_t state = last_.query();
   if (state != cudaSuccess && state != cudaErrorNotReady) {
-    cudaGetLastError();
     return Error(ErrorKind::system, concat("rank ", rank(), ": GPU ", device(),
                                            " has failed: ", describe(state, "cudaEventQuery")));
   }
@@ -211,6 +209,8 @@ void CudaGroup::die(const Error& error) {
 void CudaGroup::release_until_done() {
   cudaSetDevice(device());
   const RelaxedCapture relaxed;
+  disarm();
+  std::this_thread::sleep_for(kQuarantine);
   // Relaxed: it orders nothing.
   while (!stopping_.load(std::memory_order_relaxed)) {
     release_waits();

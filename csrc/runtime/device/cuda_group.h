@@ -45,7 +45,10 @@ class CudaGroup : public DeviceGroup {
   virtual void launch(const std::vector<MessageRequest>& batch, cudaStream_t stream) = 0;
   // What a kernel has reported, if anything.
   virtual std::optional<Error> reported() { return std::nullopt; }
-  // The group is dead: end what waits on the device. Called again until nothing is under way.
+  // The group is dead: nothing that begins from now on may write to peers' vectors. Once, before
+  // release_waits(), which comes after what runs by then is over.
+  virtual void disarm() {}
+  // End what waits on the device. Called again until the group goes.
   virtual void release_waits() {}
   virtual bool can_be_captured() const { return true; }
 
@@ -62,7 +65,11 @@ class CudaGroup : public DeviceGroup {
   Communicator& control() const { return *seed_.control; }
   const std::shared_ptr<Communicator>& control_pointer() const { return seed_.control; }
   int device() const { return seed_.device; }
-  // Of the call that is being launched, from 1; the same on every rank.
+  // Whether work of the group is on the device.
+  bool under_way() const { return last_.query() == cudaErrorNotReady; }
+  // Of the call that is being launched: whether that is into a graph; its number, from 1, the same
+  // on every rank.
+  bool is_captured() const { return launching_ != 0; }
   uint64_t sequence() const { return sequence_; }
 
  private:
@@ -74,7 +81,6 @@ class CudaGroup : public DeviceGroup {
   void in_order(cudaStream_t stream, const Launch& launch);
   void check_messages(const std::vector<MessageRequest>& batch) const;
   void throw_if_dead() const;
-  bool under_way() const;
   std::optional<Error> find_trouble();
   std::optional<Error> find_ended_peer();
   void die(const Error& error);
@@ -85,9 +91,10 @@ class CudaGroup : public DeviceGroup {
   std::unique_ptr<Regions> regions_;
   std::mutex order_;  // one call at a time; guards these:
   uint64_t sequence_ = 0;
-  const Event last_;                // the end of the call before
-  const Event captured_;            // the same inside of a capture,
-  unsigned long long capture_ = 0;  // which is this one
+  const Event last_;                  // the end of the call before
+  const Event captured_;              // the same inside of a capture,
+  unsigned long long capture_ = 0;    // which is this one
+  unsigned long long launching_ = 0;  // the capture of the call that is being launched
 
   // Guards what check() and abort() change. Never held while order_ is waited for.
   mutable std::mutex state_;

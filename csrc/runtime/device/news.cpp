@@ -28,7 +28,7 @@ void PeerNews::tell() {
 
 std::optional<int> PeerNews::look() {
   const auto now = Clock::now();
-  if (asked_ && cudaEventQuery(read_.get()) == cudaSuccess) {
+  if (asked_ && read_.query() == cudaSuccess) {
     asked_ = false;
     for (int peer = 0; peer < regions_.world_size(); ++peer) {
       uint32_t word = 0;

@@ -22,7 +22,7 @@ constexpr uint64_t kSlotsBytes = 64 << 20;
 struct Rule {
   Collective collective;
   const char* algorithm;
-  uint64_t below;  // bytes of the whole vector
+  uint64_t most;  // bytes of the whole vector
   bool in_rank_order;
 };
 constexpr Rule kRules[] = {
@@ -45,14 +45,14 @@ constexpr Rule kRules[] = {
 
 // Fast kernels for an all_reduce of floats.
 struct FastRule {
-  uint64_t below;
+  uint64_t most;  // bytes
   cudaError_t (*launch)(const GroupView&, const AllReduceCall&, cudaStream_t);
 };
 constexpr FastRule kFastRules[] = {
     {64 << 10, &all_reduce_one_shot},
     {16 << 20, &all_reduce_two_shot},
 };
-constexpr uint64_t kLeastPacketBytes = 8 << 10;
+constexpr uint64_t kMostPacketBytes = 8 << 10;
 
 // All ranks must come to the same: where they do not know each other's lengths there is one rule.
 uint64_t bytes_to_choose_by(const CallRequest& request) {
@@ -64,7 +64,7 @@ std::string algorithm_for(const CallRequest& request, Determinism determinism) {
   const uint64_t bytes = bytes_to_choose_by(request);
   for (const Rule& rule : kRules) {
     const bool allowed = rule.in_rank_order || determinism != Determinism::algorithm;
-    if (rule.collective == request.collective && bytes <= rule.below && allowed) {
+    if (rule.collective == request.collective && bytes <= rule.most && allowed) {
       return rule.algorithm;
     }
   }
@@ -263,12 +263,12 @@ bool PeerGroup::all_reduce_at_once(const CallRequest& request, const Call& call,
   fast.output = request.output.blocks[0].data;
   fast.count = input.count[0];
   const uint64_t bytes = fast.count * size_of(request.dtype);
-  if (bytes <= std::min(one_shot_ll_limit(view_.geometry), kLeastPacketBytes)) {
+  if (bytes <= std::min(one_shot_ll_limit(view_.geometry), kMostPacketBytes)) {
     require(all_reduce_one_shot_ll(view_, fast, stream), "launching all_reduce (one_shot_ll)");
     return true;
   }
   for (const FastRule& rule : kFastRules) {
-    if (bytes > rule.below) continue;
+    if (bytes > rule.most) continue;
     require(rule.launch(view_, fast, stream), "launching all_reduce");
     return true;
   }

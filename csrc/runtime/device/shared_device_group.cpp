@@ -15,9 +15,8 @@ constexpr size_t kStagingWindows = 64;
 constexpr size_t kMailboxSlots = 8;
 // Elements by which vectors are cut: parts keep the alignment of wholes.
 constexpr uint64_t kCut = 64;
-// Below, or with so few ranks, each rank sums all for itself: that saves it the copy out.
-constexpr uint64_t kPartsFrom = 128 << 10;
-constexpr int kFewRanks = 3;
+// Behind the rows of words: two places, and whether this rank has given up.
+constexpr size_t kMoreWords = 256;
 
 constexpr size_t round_up(size_t x, size_t to) {
   return (x + to - 1) / to * to;
@@ -42,6 +41,7 @@ struct SharedDeviceGroup::Round {
   uint64_t slot = 0;     // elements of one
   uint64_t longest = 0;  // of all blocks of the call, the same on every rank
   uint64_t begin = 0;
+  Placed placed;  // of this rank
 
   uint64_t slot_offset(uint64_t index) const { return index * slot * element; }
   uint64_t length_of(const Block& block) const {
@@ -54,8 +54,9 @@ SharedDeviceGroup::SharedDeviceGroup(GroupSeed seed)
     : CudaGroup(std::move(seed)),
       staging_bytes_(control().config().window_bytes * kStagingWindows),
       mailbox_bytes_(round_up(control().config().slot_bytes * kMailboxSlots, kWordRow)),
-      staging_at_(kWordRow * static_cast<size_t>(Word::kCount)),
-      ones_(staging_at_) {
+      places_at_(kWordRow * static_cast<size_t>(Word::kCount) + kMoreWords),
+      staging_at_(places_at_ + Places::bytes_for(world_size())),
+      ones_(kWordRow * static_cast<size_t>(Word::kCount)) {
   std::fill_n(reinterpret_cast<uint32_t*>(ones_.data()), ones_.size() / sizeof(uint32_t), 1u);
   const size_t mail = mailbox_bytes_ * static_cast<size_t>(world_size());
   make_regions(driver_, staging_at_ + staging_bytes_ + mail);
@@ -67,12 +68,22 @@ SharedDeviceGroup::SharedDeviceGroup(GroupSeed seed)
     }
     driver_.enqueue(operations, rescue_.get());
     require(cudaStreamSynchronize(rescue_.get()), "cudaStreamSynchronize");
+    places_ = std::make_unique<Places>(peers(), driver_,
+                                       [this](int peer) { return payload_of(peer) + places_at_; });
   });
 }
 
 uint32_t* SharedDeviceGroup::word_of(int holder, Word row, int peer) const {
   std::byte* words = payload_of(holder) + kWordRow * static_cast<size_t>(row);
   return reinterpret_cast<uint32_t*>(words) + peer;
+}
+
+uint64_t* SharedDeviceGroup::place_of(int holder, Side side) const {
+  std::byte* words = payload_of(holder) + places_at_ - kMoreWords;
+  return reinterpret_cast<uint64_t*>(words) + static_cast<size_t>(side);
+}
+uint32_t* SharedDeviceGroup::given_up() const {
+  return reinterpret_cast<uint32_t*>(payload_of(rank()) + places_at_ - kMoreWords / 2);
 }
 
 std::byte* SharedDeviceGroup::mailbox_of(int from, int to) const {
@@ -92,6 +103,11 @@ void SharedDeviceGroup::meet(Word row, cudaStream_t stream) const {
     operations.push_back({false, word_of(rank(), row, peer), 0});
   });
   driver_.enqueue(operations, stream);
+}
+
+void SharedDeviceGroup::disarm() {
+  cudaMemcpyAsync(given_up(), ones_.data(), sizeof(uint32_t), cudaMemcpyDefault, rescue_.get());
+  cudaStreamSynchronize(rescue_.get());
 }
 
 // Words that this rank's streams wait for become 1 until nothing waits any more.
@@ -117,9 +133,63 @@ void SharedDeviceGroup::launch(const CallRequest& request, cudaStream_t stream) 
     meet(Word::done, stream);
     return;
   }
-  for (Round round = first_round(request); round.begin < round.longest; round.begin += round.slot) {
-    run_round(request, round, stream);
+  Round round = first_round(request);
+  round.placed = place(request, round, stream);
+  for (; round.begin < round.longest; round.begin += round.slot) run_round(request, round, stream);
+}
+
+// The same on every rank.
+bool SharedDeviceGroup::may_be_placed(const Round& round) const {
+  return world_size() > 1 && round.longest * round.element >= control().config().slot_bytes;
+}
+
+uint64_t SharedDeviceGroup::find_place(const VectorView& view, uint64_t element, bool idle) {
+  if (view.blocks.empty()) return 0;
+  // As one vector: peers know the lengths, not the places of blocks.
+  const std::byte* end = view.blocks[0].data;
+  for (const Block& block : view.blocks) {
+    if (block.data != end) return 0;
+    end += block.count * element;
   }
+  const auto bytes = static_cast<uint64_t>(end - view.blocks[0].data);
+  return places_->word_for(view.blocks[0].data, bytes, is_captured(), idle);
+}
+
+// Tells the peers, who read it after they have met this rank.
+SharedDeviceGroup::Placed SharedDeviceGroup::place(const CallRequest& request, const Round& round,
+                                                   cudaStream_t stream) {
+  Placed placed;
+  if (!may_be_placed(round)) return placed;
+  if (!is_captured()) places_->progress();
+  const bool idle = !is_captured() && !under_way();
+  if (request.reduce_op != ReduceOp::premul_sum) {
+    placed.input = find_place(request.input, round.element, idle);
+  }
+  if (sums_by_parts(request, round)) {
+    placed.output = find_place(request.output, round.element, idle);
+  }
+  driver_.write(place_of(rank(), Side::input), placed.input, stream);
+  driver_.write(place_of(rank(), Side::output), placed.output, stream);
+  return placed;
+}
+
+// Elements `before` lie in front of the block in the peer's vector; `slot` is its number.
+PeerPlace SharedDeviceGroup::peer_place(int peer, Side side, const Round& round, uint64_t slot,
+                                        uint64_t before) const {
+  PeerPlace place;
+  place.staged = staging_of(peer) + round.slot_offset(slot);
+  if (peer == rank() || !may_be_placed(round)) return place;
+  place.word = place_of(peer, side);
+  place.table = places_->table_of(peer);
+  place.offset = (before + round.begin) * round.element;
+  return place;
+}
+
+// This rank's block, where it is read in this round.
+std::byte* SharedDeviceGroup::own_input(const CallRequest& request, const Round& round,
+                                        size_t slot) const {
+  if (round.placed.input != 0) return round.part_of(request.input.blocks[slot]);
+  return staging_of(rank()) + round.slot_offset(slot);
 }
 
 void SharedDeviceGroup::run_round(const CallRequest& request, const Round& round,
@@ -137,6 +207,7 @@ void SharedDeviceGroup::run_round(const CallRequest& request, const Round& round
 
 void SharedDeviceGroup::copy_in(const CallRequest& request, const Round& round,
                                 cudaStream_t stream) const {
+  if (round.placed.input != 0) return;
   CopyList copies(stream);
   for (size_t i = 0; i < request.input.blocks.size(); ++i) {
     const Block& block = request.input.blocks[i];
@@ -156,55 +227,65 @@ void SharedDeviceGroup::copy_in(const CallRequest& request, const Round& round,
   copies.launch();
 }
 
-// The same on every rank: it goes by what all know.
+// The same on every rank. Else each sums all for itself, which saves the copy out.
 bool SharedDeviceGroup::sums_by_parts(const CallRequest& request, const Round& round) const {
-  return request.collective == Collective::all_reduce && world_size() > kFewRanks &&
-         round.longest * round.element >= kPartsFrom;
+  return request.collective == Collective::all_reduce && may_be_placed(round);
 }
 
 void SharedDeviceGroup::reduce(const CallRequest& request, const Round& round,
                                cudaStream_t stream) const {
   if (request.output.blocks.empty()) return;  // of a reduce, at all but the root
   const Block& output = request.output.blocks[0];
-  const uint64_t length = round.length_of(output);
-  ReduceManyCall call;
+  ReducePlacesCall call;
+  call.given_up = given_up();
   call.arithmetic = {request.dtype, request.reduce_op, world_size()};
   call.sources = world_size();
   call.targets = 1;
-  call.output[0] = round.part_of(output);
-  call.end = length;
-  const auto slot = round.slots == 1 ? 0 : static_cast<uint64_t>(rank());
+  call.output[0].staged = round.part_of(output);
+  call.end = round.length_of(output);
+  const auto slot = round.slots == 1 ? 0 : static_cast<size_t>(rank());
+  uint64_t before = 0;
+  for (size_t i = 0; i < slot; ++i) before += request.input.blocks[i].count;
   for (int peer = 0; peer < world_size(); ++peer) {
-    call.input[peer] = staging_of(peer) + round.slot_offset(slot);
+    call.input[peer] = peer_place(peer, Side::input, round, slot, before);
   }
+  call.input[rank()].staged = own_input(request, round, slot);
   if (sums_by_parts(request, round)) {
-    const ChunkRange mine = chunk_range(length, world_size(), rank(), kCut);
+    const ChunkRange mine = chunk_range(call.end, world_size(), rank(), kCut);
     call.targets = world_size();
     call.begin = mine.begin;
     call.end = mine.end;
-    for (int peer = 0; peer < world_size(); ++peer) call.output[peer] = staging_of(peer);
+    for (int peer = 0; peer < world_size(); ++peer) {
+      call.output[peer] = peer_place(peer, Side::output, round, 0, 0);
+    }
+    if (round.placed.output != 0) call.output[rank()].staged = round.part_of(output);
   }
-  require(reduce_many(call, stream), "summing over ranks");
+  require(reduce_places(call, stream), "summing over ranks");
 }
 
 void SharedDeviceGroup::pull(const CallRequest& request, const Round& round,
                              cudaStream_t stream) const {
   const CollectiveTraits& traits = traits_of(request.collective);
-  CopyList copies(stream);
+  const auto slot = round.slots == 1 ? 0 : static_cast<size_t>(rank());
+  CopyPlacesCall call;
+  call.given_up = given_up();
   for (size_t i = 0; i < request.output.blocks.size(); ++i) {
     const Block& to = request.output.blocks[i];
     const int from = traits.output == Parts::world ? static_cast<int>(i) : request.root;
-    const auto slot = round.slots == 1 ? 0 : static_cast<size_t>(rank());
+    // Blocks of a scatter are alike.
+    PeerPlace source = peer_place(from, Side::input, round, slot, slot * to.count);
     // This rank's own block is still where it came from.
-    const std::byte* source = from == rank() ? round.part_of(request.input.blocks[slot])
-                                             : staging_of(from) + round.slot_offset(slot);
-    copies.add(source, round.part_of(to), round.length_of(to) * round.element);
+    if (from == rank()) source.staged = round.part_of(request.input.blocks[slot]);
+    call.src[call.copies] = source;
+    call.dst[call.copies] = round.part_of(to);
+    call.bytes[call.copies++] = round.length_of(to) * round.element;
   }
-  copies.launch();
+  require(copy_places(call, stream), "copying between ranks");
 }
 
 void SharedDeviceGroup::copy_out(const CallRequest& request, const Round& round,
                                  cudaStream_t stream) const {
+  if (round.placed.output != 0) return;
   const Block& output = request.output.blocks[0];
   CopyList copies(stream);
   copies.add(staging_of(rank()), round.part_of(output), round.length_of(output) * round.element);

@@ -3,8 +3,10 @@
 //
 // Each rank has a *staging* area that all map. A collective is done in rounds: every rank copies
 // its part in; all meet; each reads what it needs of all ranks' staging (one kernel reads all and
-// writes all that is its work); all meet again. Messages and all_to_all go through *mailboxes*, one
-// a pair of ranks and direction, in the sender's memory.
+// writes all that is its work); all meet again. Large vectors are not copied, but read and written
+// where they lie, as soon as all ranks have mapped their memory (transport/cuda_ipc/places.h).
+// Messages and all_to_all go through *mailboxes*, one a pair of ranks and direction, in the
+// sender's memory.
 //
 // Words are toggled, never counted, so graphs may be replayed: who arrives writes 1 into a word of
 // each peer, who waits for it makes it 0 again. A rank cannot arrive twice before a peer has made
@@ -13,6 +15,7 @@
 
 #include "kernels/cuda/kernels.h"
 #include "runtime/device/cuda_group.h"
+#include "transport/cuda_ipc/places.h"
 
 namespace pycoll::cuda {
 
@@ -26,6 +29,7 @@ class SharedDeviceGroup final : public CudaGroup {
  protected:
   void launch(const CallRequest& request, cudaStream_t stream) override;
   void launch(const std::vector<MessageRequest>& batch, cudaStream_t stream) override;
+  void disarm() override;
   void release_waits() override;
 
  private:
@@ -38,14 +42,30 @@ class SharedDeviceGroup final : public CudaGroup {
     kCount,
   };
   struct Round;
+  // Of this rank's vectors: where peers find them, as PeerPlace has it; 0: in the staging area.
+  struct Placed {
+    uint64_t input = 0;
+    uint64_t output = 0;
+  };
+  // Words of a rank for its peers.
+  enum class Side : uint8_t { input, output };
 
   uint32_t* word_of(int holder, Word row, int peer) const;
   std::byte* staging_of(int peer) const { return payload_of(peer) + staging_at_; }
   std::byte* mailbox_of(int from, int to) const;
 
+  uint64_t* place_of(int holder, Side side) const;
+  uint32_t* given_up() const;
+
   // Every rank has come so far.
   void meet(Word row, cudaStream_t stream) const;
 
+  bool may_be_placed(const Round& round) const;
+  Placed place(const CallRequest& request, const Round& round, cudaStream_t stream);
+  uint64_t find_place(const VectorView& view, uint64_t element, bool idle);
+  PeerPlace peer_place(int peer, Side side, const Round& round, uint64_t slot,
+                       uint64_t before) const;
+  std::byte* own_input(const CallRequest& request, const Round& round, size_t slot) const;
   void run_round(const CallRequest& request, const Round& round, cudaStream_t stream) const;
   void copy_in(const CallRequest& request, const Round& round, cudaStream_t stream) const;
   void reduce(const CallRequest& request, const Round& round, cudaStream_t stream) const;
@@ -72,9 +92,11 @@ class SharedDeviceGroup final : public CudaGroup {
   const Driver driver_;
   const size_t staging_bytes_;
   const size_t mailbox_bytes_;
+  const size_t places_at_;  // in the payload of a region
   const size_t staging_at_;
   PinnedMemory ones_;    // words that all wait for
   const Stream rescue_;  // of release_waits()
+  std::unique_ptr<Places> places_;
 };
 
 }  // namespace pycoll::cuda

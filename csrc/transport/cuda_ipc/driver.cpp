@@ -54,11 +54,14 @@ Driver::Driver() {
   find("cuMemGetAddressRange", range_);
   find("cuStreamWaitValue32", wait_);
   find("cuStreamWriteValue32", write_);
+  find("cuPointerGetAttribute", attribute_);
+  find("cuStreamWriteValue64", write64_);
   find("cuStreamBatchMemOp", batch_);
-  if (range_ == nullptr || wait_ == nullptr || write_ == nullptr) {
-    fail(ErrorKind::system, "the CUDA driver has no cuMemGetAddressRange or no ",
-         "cuStreamWaitValue32: a driver for CUDA 12 or newer is needed");
-  }
+  const bool complete = range_ != nullptr && wait_ != nullptr && write_ != nullptr &&
+                        attribute_ != nullptr && write64_ != nullptr;
+  if (complete) return;
+  fail(ErrorKind::system, "the CUDA driver lacks cuStreamWaitValue32, cuStreamWriteValue64, ",
+       "cuMemGetAddressRange or cuPointerGetAttribute: one for CUDA 12 or newer is needed");
 }
 
 std::byte* Driver::base_of(const void* p) const {
@@ -66,6 +69,27 @@ std::byte* Driver::base_of(const void* p) const {
   size_t bytes = 0;
   require_driver(range_(&base, &bytes, address_of(p)), "cuMemGetAddressRange");
   return reinterpret_cast<std::byte*>(base);
+}
+
+std::optional<Driver::Allocation> Driver::find_allocation(const void* p) const {
+  CUdeviceptr base = 0;
+  size_t bytes = 0;
+  if (range_(&base, &bytes, address_of(p)) != CUDA_SUCCESS) return std::nullopt;
+  Allocation found{reinterpret_cast<std::byte*>(base), bytes};
+  unsigned long long identity = 0;
+  if (attribute_(&identity, CU_POINTER_ATTRIBUTE_BUFFER_ID, base) != CUDA_SUCCESS) {
+    return std::nullopt;
+  }
+  found.identity = identity;
+  int capable = 0;
+  constexpr auto kCapable = CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE;
+  found.can_be_shared = attribute_(&capable, kCapable, base) == CUDA_SUCCESS && capable != 0;
+  return found;
+}
+
+void Driver::write(uint64_t* word, uint64_t value, cudaStream_t stream) const {
+  require_driver(write64_(stream, address_of(word), value, CU_STREAM_WRITE_VALUE_DEFAULT),
+                 "cuStreamWriteValue64");
 }
 
 void Driver::enqueue(const std::vector<WordOperation>& operations, cudaStream_t stream) const {

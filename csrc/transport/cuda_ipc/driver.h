@@ -4,6 +4,7 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <optional>
 #include <vector>
 
 namespace pycoll::cuda {
@@ -23,6 +24,19 @@ class Driver {
   // Where the allocation that `p` points into begins.
   std::byte* base_of(const void* p) const;
 
+  // An allocation of device memory. Memory that is freed and given out again at the same address
+  // has another identity.
+  struct Allocation {
+    std::byte* base = nullptr;
+    uint64_t bytes = 0;
+    uint64_t identity = 0;
+    bool can_be_shared = false;  // with other processes, by cudaIpcGetMemHandle
+  };
+  // nullopt: `p` points into none.
+  std::optional<Allocation> find_allocation(const void* p) const;
+
+  void write(uint64_t* word, uint64_t value, cudaStream_t stream) const;
+
   // In order. Writes come after all that is before them on the stream, for everybody who sees them.
   void enqueue(const std::vector<WordOperation>& operations, cudaStream_t stream) const;
 
@@ -30,6 +44,8 @@ class Driver {
   decltype(&cuMemGetAddressRange) range_ = nullptr;
   decltype(&cuStreamWaitValue32) wait_ = nullptr;
   decltype(&cuStreamWriteValue32) write_ = nullptr;
+  decltype(&cuPointerGetAttribute) attribute_ = nullptr;
+  decltype(&cuStreamWriteValue64) write64_ = nullptr;
   decltype(&cuStreamBatchMemOp) batch_ = nullptr;  // nullptr: one by one
 };
 

@@ -43,6 +43,12 @@ Event::Event() {
   event_.reset(event);
 }
 
+cudaError_t Event::query() const {
+  const cudaError_t state = cudaEventQuery(event_.get());
+  if (state != cudaSuccess) cudaGetLastError();
+  return state;
+}
+
 Stream::Stream() {
   cudaStream_t stream = nullptr;
   require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");

@@ -80,6 +80,8 @@ class Event {
  public:
   Event();
   cudaEvent_t get() const { return event_.get(); }
+  // cudaErrorNotReady is an answer here: nobody finds it in cudaGetLastError() later.
+  cudaError_t query() const;
 
  private:
   std::unique_ptr<CUevent_st, Freed<cudaEventDestroy>> event_;
