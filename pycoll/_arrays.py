@@ -1,4 +1,7 @@
-"""What collectives ask of NumPy arrays: checks, and dense memory for strided ones."""
+"""What collectives ask of arrays: checks, and dense memory for strided ones of NumPy.
+
+Arrays on GPUs come as `DeviceArray`, which has what is used here of an ndarray.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pycoll import _core
+from pycoll._device_arrays import DeviceArray
 
 Array = npt.NDArray[Any]
 # One array whose first dimension counts ranks, or one array a rank.
@@ -16,13 +20,15 @@ Blocks = Array | Sequence[Array]
 
 # np.shares_memory() may take exponential time; what it cannot settle in this many steps is refused.
 _OVERLAP_WORK = 10_000
+_ARRAYS = (np.ndarray, DeviceArray)
 
 
 def check_array(operation: str, name: str, array: Any, *, writable: bool) -> None:
-    """Raises InvalidArgumentError unless `array` is an ndarray that can be read (or written)."""
-    if not isinstance(array, np.ndarray):
+    """Raises InvalidArgumentError unless `array` is an array that can be read (or written)."""
+    if not isinstance(array, _ARRAYS):
         raise _core.InvalidArgumentError(
-            f"{operation}: {name} is a {type(array).__name__}, not a numpy.ndarray"
+            f"{operation}: {name} is a {type(array).__name__}, not a numpy.ndarray or an array on "
+            "a GPU"
         )
     if not array.dtype.isnative:
         raise _core.InvalidArgumentError(
@@ -31,6 +37,8 @@ def check_array(operation: str, name: str, array: Any, *, writable: bool) -> Non
         )
     if writable and not array.flags.writeable:
         raise _core.InvalidArgumentError(f"{operation}: {name} is read-only")
+    if isinstance(array, DeviceArray):
+        return  # dense
     if writable and _overlaps_itself(array):
         raise _core.InvalidArgumentError(
             f"{operation}: {name} with shape {array.shape} and strides {array.strides} has "
@@ -38,7 +46,7 @@ def check_array(operation: str, name: str, array: Any, *, writable: bool) -> Non
         )
 
 
-def check_same_dtype(operation: str, name: str, array: Array, other: str, dtype: Any) -> None:
+def check_same_dtype(operation: str, name: str, array: Any, other: str, dtype: Any) -> None:
     if array.dtype != dtype:
         raise _core.InvalidArgumentError(
             f"{operation}: {name} has dtype {array.dtype}, {other} has dtype {dtype}; all arrays "
@@ -63,7 +71,7 @@ def blocks_of(
     The lengths of a list's members are not looked at. Raises InvalidArgumentError for a wrong
     number of them, another dtype, and outputs that share memory.
     """
-    if isinstance(blocks, np.ndarray):
+    if isinstance(blocks, _ARRAYS):
         check_array(operation, name, blocks, writable=writable)
         check_same_dtype(operation, name, blocks, "the other array", dtype)
         if blocks.ndim == 0 or blocks.shape[0] != world_size:
@@ -71,7 +79,7 @@ def blocks_of(
                 f"{operation}: {name} has shape {blocks.shape}; its first dimension must be the "
                 f"world size {world_size}"
             )
-        return [blocks[i, ...] for i in range(world_size)]
+        return _rows_of(blocks)
     if not isinstance(blocks, (list, tuple)) or len(blocks) != world_size:
         what = (
             f"a list of {len(blocks)}"
@@ -95,7 +103,7 @@ def check_stacked(
 ) -> None:
     """For an array of all blocks: its shape is (world_size, *block.shape)."""
     expected = (world_size, *block.shape)
-    if isinstance(blocks, np.ndarray) and (blocks.shape != expected or blocks.dtype != block.dtype):
+    if isinstance(blocks, _ARRAYS) and (blocks.shape != expected or blocks.dtype != block.dtype):
         raise _core.InvalidArgumentError(
             f"{operation}: {name} has shape {blocks.shape} and dtype {blocks.dtype}; with world "
             f"size {world_size} and {other} of shape {block.shape} and dtype {block.dtype} it must "
@@ -128,6 +136,13 @@ class Dense:
             np.copyto(destination, source)
 
 
+def _rows_of(array: Any) -> list[Array]:
+    if isinstance(array, DeviceArray):
+        rows: list[Any] = array.rows()
+        return rows
+    return [array[i, ...] for i in range(array.shape[0])]
+
+
 def _overlaps_itself(array: Array) -> bool:
     """True unless the strides show that no two elements share memory (a sufficient test)."""
     reach = 0
@@ -143,6 +158,8 @@ def _check_disjoint(operation: str, name: str, outputs: Sequence[Array]) -> None
     """Strided outputs travel as dense copies, so the core cannot see that they share memory."""
     if all(output.flags.c_contiguous for output in outputs):
         return
+    if any(isinstance(output, DeviceArray) for output in outputs):
+        return  # a mixture, which is refused for that
     for j, one in enumerate(outputs):
         for i, other in enumerate(outputs[:j]):
             if _may_share(one, other):

@@ -1,6 +1,9 @@
-"""What a call is told beside its arrays."""
+"""What a call is told beside its arrays, and what it returns."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 from pycoll import _core
 from pycoll._arrays import Array
@@ -41,3 +44,30 @@ class Message:
         self.peer = peer
         self.tag = tag
         self.timeout = timeout
+
+
+class Work:
+    """A call that was started with ``async_op=True``."""
+
+    def __init__(self, core: _core.WorkCore | _core.DeviceWork, arrays: Sequence[Any] = ()) -> None:
+        self._core = core
+        self._arrays = arrays  # on a GPU: they live as long as this
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until the result is in the output arrays (a send: until the array is free again).
+
+        Returns False when `timeout` (seconds) passed first; the operation goes on. Raises what the
+        synchronous call would raise. For arrays on a GPU this waits for the GPU, and raises what
+        went wrong there.
+        """
+        return self._core.wait(timeout)
+
+    def is_completed(self) -> bool:
+        """True when wait() would return at once: the outputs hold the result, or it failed."""
+        return self._core.done()
+
+    @property
+    def source(self) -> int | None:
+        """The rank whose message a finished `recv` took; None for everything else."""
+        source = self._core.source
+        return None if source < 0 else source

@@ -431,6 +431,54 @@ class WorkCore:
     def source(self) -> int:
         """The rank whose message a finished receive took; else -1."""
 
+class DeviceCall:
+    """One collective on arrays of a GPU, as (address, elements)."""
+
+    def __init__(
+        self,
+        *,
+        collective: str,
+        inputs: Sequence[tuple[int, int]],
+        outputs: Sequence[tuple[int, int]],
+        dtype: str,
+        op: str,
+        factor: float,
+        root: int,
+        algorithm: str,
+        timeout: float,
+    ) -> None: ...
+
+class DeviceMessage:
+    """One side of a message between GPUs."""
+
+    def __init__(
+        self,
+        *,
+        receives: bool,
+        array: tuple[int, int],
+        dtype: str,
+        peer: int,
+        tag: int,
+        timeout: float,
+    ) -> None: ...
+
+class DeviceWork:
+    """A call that was queued on a stream."""
+
+    def wait(self, timeout: float | None = None) -> bool: ...
+    def done(self) -> bool: ...
+    @property
+    def source(self) -> int:
+        """The rank that a receive takes from; else -1."""
+
+class DeviceCalls:
+    """A communicator's calls on arrays of GPUs."""
+
+    def run(
+        self, asked: DeviceCall | DeviceMessage, stream: int, after: Sequence[int], awaited: bool
+    ) -> DeviceWork | None:
+        """Queues it. Streams are cudaStream_t; the call comes after the work of all of them."""
+
 class CommunicatorCore:
     """A group of ranks; see pycoll.Communicator."""
 
@@ -452,6 +500,8 @@ class CommunicatorCore:
     def run_message(self, message: Message) -> int:
         """The rank that sent it; -1 for a send."""
     def submit_message(self, message: Message) -> WorkCore: ...
+    def devices(self, library: str) -> DeviceCalls:
+        """Opens the GPU's library at that path, once."""
     def close(self) -> None: ...
     def abort(self, why: str) -> None: ...
     def dead(self) -> bool: ...

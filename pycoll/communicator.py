@@ -1,4 +1,4 @@
-"""Collectives and messages of NumPy arrays, without torch."""
+"""Collectives and messages of NumPy arrays and of arrays on GPUs, without torch."""
 
 from __future__ import annotations
 
@@ -17,36 +17,13 @@ from pycoll._arrays import (
     check_block,
     check_stacked,
 )
-from pycoll._calls import Call, Message
+from pycoll._calls import Call, Message, Work
+from pycoll._device_arrays import seen
+from pycoll._device_calls import DevicePart, on_device
 from pycoll._store_adapter import adapt_store
 from pycoll.options import Options
 
 __all__ = ["Communicator", "Work"]
-
-
-class Work:
-    """A call that was started with ``async_op=True``."""
-
-    def __init__(self, core: _core.WorkCore) -> None:
-        self._core = core
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Waits until the result is in the output arrays (a send: until the array is free again).
-
-        Returns False when `timeout` (seconds) passed first; the operation goes on. Raises what the
-        synchronous call would raise.
-        """
-        return self._core.wait(timeout)
-
-    def is_completed(self) -> bool:
-        """True when wait() would return at once: the outputs hold the result, or it failed."""
-        return self._core.done()
-
-    @property
-    def source(self) -> int | None:
-        """The rank whose message a finished `recv` took; None for everything else."""
-        source = self._core.source
-        return None if source < 0 else source
 
 
 class Communicator:
@@ -66,6 +43,12 @@ class Communicator:
     Arrays are NumPy arrays of any shape and strides (also negative ones, no elements, no
     dimensions) of bool, int8 to int64, uint8 to uint64, float16/32/64, complex64/128 and, of the
     ml_dtypes package, bfloat16, float8_e4m3fn and float8_e5m2. What is only read is never changed.
+
+    Or they are on a GPU (`pycoll doctor` says whether this build serves them): whatever has
+    ``__cuda_array_interface__``, like arrays of CuPy and Numba and CUDA tensors of torch,
+    contiguous, all of a call on one GPU. See "Arrays on GPUs" in docs/semantics.md: such a call is
+    put on `stream` (of CuPy, torch or cuda.core, or a cudaStream_t as an int; by default that which
+    the arrays export, else the legacy default stream) and does not block the host.
 
     Reduce operations are sum, avg, product, min, max, band, bor, bxor, and premul_sum, which
     multiplies this rank's input by `factor` before the sum. 8 and 16-bit floating-point sums
@@ -113,6 +96,7 @@ class Communicator:
             variables=variables,
             table=table,
         )
+        self._devices = DevicePart(self._core, timeout)
         # Also at exit, before the interpreter ends threads that still carry operations.
         weakref.finalize(self, self._core.close)
 
@@ -142,18 +126,20 @@ class Communicator:
         factor: float = 1.0,
         algorithm: str = "auto",
         timeout: float | None = None,
+        stream: Any = None,
         async_op: bool = False,
     ) -> Work | None:
         """Replaces `array` on every rank by the reduction over all ranks.
 
         Shape and dtype must be the same on all ranks.
         """
-        plain = factor == 1.0 and algorithm == "auto" and timeout is None and not async_op
-        if plain and self._core.all_reduce_at_once(array, op):
+        plain = factor == 1.0 and algorithm == "auto" and timeout is None and stream is None
+        if plain and not async_op and self._core.all_reduce_at_once(array, op):
             return None
+        array = seen(array)
         check_array("all_reduce", "array", array, writable=True)
         call = Call("all_reduce", op, factor, 0, algorithm, timeout)
-        return self._run(call, [array], [array], async_op)
+        return self._run(call, [array], [array], stream, async_op)
 
     def all_gather(
         self,
@@ -162,6 +148,7 @@ class Communicator:
         *,
         algorithm: str = "auto",
         timeout: float | None = None,
+        stream: Any = None,
         async_op: bool = False,
     ) -> Work | None:
         """Puts rank r's `input` into ``output[r]`` on every rank.
@@ -171,6 +158,7 @@ class Communicator:
         of `input`. A rank whose input does not fit its place raises InvalidArgumentError with both
         shapes, and ends the group, since the others count on it.
         """
+        output, input = seen(output), seen(input)
         check_array("all_gather", "input", input, writable=False)
         check_stacked("all_gather", "output", output, "input", input, self.world_size)
         outputs = blocks_of(
@@ -178,7 +166,7 @@ class Communicator:
         )
         self._check_slot("all_gather", "input", input, "output", outputs[self.rank])
         call = Call("all_gather", "none", 1.0, 0, algorithm, timeout)
-        return self._run(call, [input], outputs, async_op)
+        return self._run(call, [input], outputs, stream, async_op)
 
     def reduce_scatter(
         self,
@@ -189,6 +177,7 @@ class Communicator:
         factor: float = 1.0,
         algorithm: str = "auto",
         timeout: float | None = None,
+        stream: Any = None,
         async_op: bool = False,
     ) -> Work | None:
         """Reduces ``input[r]`` over all ranks into rank r's `output`.
@@ -198,6 +187,7 @@ class Communicator:
         of `output`. A rank whose output does not fit raises InvalidArgumentError with both shapes,
         and ends the group.
         """
+        output, input = seen(output), seen(input)
         check_array("reduce_scatter", "output", output, writable=True)
         check_stacked("reduce_scatter", "input", input, "output", output, self.world_size)
         inputs = blocks_of(
@@ -205,7 +195,7 @@ class Communicator:
         )
         self._check_slot("reduce_scatter", "output", output, "input", inputs[self.rank])
         call = Call("reduce_scatter", op, factor, 0, algorithm, timeout)
-        return self._run(call, inputs, [output], async_op)
+        return self._run(call, inputs, [output], stream, async_op)
 
     def broadcast(
         self,
@@ -214,15 +204,17 @@ class Communicator:
         *,
         algorithm: str = "auto",
         timeout: float | None = None,
+        stream: Any = None,
         async_op: bool = False,
     ) -> Work | None:
         """Replaces `array` on every rank by the root's.
 
         Shape and dtype must be the same on all ranks.
         """
+        array = seen(array)
         check_array("broadcast", "array", array, writable=True)
         call = Call("broadcast", "none", 1.0, root, algorithm, timeout)
-        return self._run(call, [array], [array], async_op)
+        return self._run(call, [array], [array], stream, async_op)
 
     def reduce(
         self,
@@ -234,6 +226,7 @@ class Communicator:
         factor: float = 1.0,
         algorithm: str = "auto",
         timeout: float | None = None,
+        stream: Any = None,
         async_op: bool = False,
     ) -> Work | None:
         """Puts the reduction of `array` over all ranks into the root's `out`.
@@ -242,13 +235,14 @@ class Communicator:
         rank's array is changed. Shape and dtype must be the same on all ranks, and those of `out`.
         """
         is_root = self._is_root("reduce", root, "out", out)
+        array, out = seen(array), seen(out)
         check_array("reduce", "array", array, writable=is_root and out is None)
         outputs = [array if out is None else out] if is_root else []
         if out is not None:
             check_array("reduce", "out", out, writable=True)
             check_block("reduce", "out", out, "array", array)
         return self._run(
-            Call("reduce", op, factor, root, algorithm, timeout), [array], outputs, async_op
+            Call("reduce", op, factor, root, algorithm, timeout), [array], outputs, stream, async_op
         )
 
     def gather(
@@ -259,6 +253,7 @@ class Communicator:
         *,
         algorithm: str = "auto",
         timeout: float | None = None,
+        stream: Any = None,
         async_op: bool = False,
     ) -> Work | None:
         """Puts rank r's `input` into the root's ``output[r]``.
@@ -268,6 +263,7 @@ class Communicator:
         be the same on all ranks.
         """
         is_root = self._is_root("gather", root, "output", output)
+        output, input = seen(output), seen(input)
         check_array("gather", "input", input, writable=False)
         outputs: list[Array] = []
         if is_root:
@@ -278,7 +274,7 @@ class Communicator:
             for slot in outputs:
                 self._check_slot("gather", "input", input, "output", slot)
         call = Call("gather", "none", 1.0, root, algorithm, timeout)
-        return self._run(call, [input], outputs, async_op)
+        return self._run(call, [input], outputs, stream, async_op)
 
     def scatter(
         self,
@@ -288,6 +284,7 @@ class Communicator:
         *,
         algorithm: str = "auto",
         timeout: float | None = None,
+        stream: Any = None,
         async_op: bool = False,
     ) -> Work | None:
         """Puts the root's ``input[r]`` into rank r's `output`.
@@ -297,6 +294,7 @@ class Communicator:
         must be the same on all ranks.
         """
         is_root = self._is_root("scatter", root, "input", input)
+        output, input = seen(output), seen(input)
         check_array("scatter", "output", output, writable=True)
         inputs: list[Array] = []
         if is_root:
@@ -307,7 +305,7 @@ class Communicator:
             for slot in inputs:
                 self._check_slot("scatter", "output", output, "input", slot)
         call = Call("scatter", "none", 1.0, root, algorithm, timeout)
-        return self._run(call, inputs, [output], async_op)
+        return self._run(call, inputs, [output], stream, async_op)
 
     def all_to_all(
         self,
@@ -316,6 +314,7 @@ class Communicator:
         *,
         algorithm: str = "auto",
         timeout: float | None = None,
+        stream: Any = None,
         async_op: bool = False,
     ) -> Work | None:
         """Puts rank s's ``input[r]`` into rank r's ``output[s]``.
@@ -324,6 +323,7 @@ class Communicator:
         lengths: what s sends r must be as long as r expects it, else both raise MismatchError.
         `output` and `input` share no memory.
         """
+        output, input = seen(output), seen(input)
         first: Any = input[0] if isinstance(input, (list, tuple)) and input else input
         check_array("all_to_all", "input", first, writable=False)
         dtype = first.dtype
@@ -333,13 +333,15 @@ class Communicator:
             "all_to_all", "input for itself", inputs[self.rank], "output", outputs[self.rank]
         )
         call = Call("all_to_all", "none", 1.0, 0, algorithm, timeout)
-        return self._run(call, inputs, outputs, async_op)
+        return self._run(call, inputs, outputs, stream, async_op)
 
     def barrier(
         self, *, algorithm: str = "auto", timeout: float | None = None, async_op: bool = False
     ) -> Work | None:
         """Returns when every rank has called it."""
-        return self._run(Call("barrier", "none", 1.0, 0, algorithm, timeout), [], [], async_op)
+        return self._run(
+            Call("barrier", "none", 1.0, 0, algorithm, timeout), [], [], None, async_op
+        )
 
     def send(
         self,
@@ -348,6 +350,7 @@ class Communicator:
         tag: int = 0,
         *,
         timeout: float | None = None,
+        stream: Any = None,
         async_op: bool = False,
     ) -> Work | None:
         """Sends `array` to a rank, which receives it with the same tag, dtype and size.
@@ -357,8 +360,9 @@ class Communicator:
         destination and tag are received in the order of their sends. Raises InvalidArgumentError
         for a destination that is the same as the rank.
         """
+        array = seen(array)
         check_array("send", "array", array, writable=False)
-        result = self._message(Message(False, array, destination, tag, timeout), async_op)
+        result = self._message(Message(False, array, destination, tag, timeout), stream, async_op)
         return result if isinstance(result, Work) else None
 
     @overload
@@ -369,6 +373,7 @@ class Communicator:
         tag: int = 0,
         *,
         timeout: float | None = None,
+        stream: Any = None,
         async_op: Literal[False] = False,
     ) -> int: ...
     @overload
@@ -379,6 +384,7 @@ class Communicator:
         tag: int = 0,
         *,
         timeout: float | None = None,
+        stream: Any = None,
         async_op: Literal[True],
     ) -> Work: ...
     def recv(
@@ -388,6 +394,7 @@ class Communicator:
         tag: int = 0,
         *,
         timeout: float | None = None,
+        stream: Any = None,
         async_op: bool = False,
     ) -> int | Work:
         """Receives the oldest message with this tag from `source`, or from any rank, into `array`.
@@ -395,8 +402,9 @@ class Communicator:
         Returns the rank that sent it (`Work.source` when asynchronous). Raises MismatchError, and
         leaves `array` as it was, when the message has another dtype or number of elements.
         """
+        array = seen(array)
         check_array("recv", "array", array, writable=True)
-        return self._message(Message(True, array, source, tag, timeout), async_op)
+        return self._message(Message(True, array, source, tag, timeout), stream, async_op)
 
     def abort(self, reason: str = "abort() was called") -> None:
         """Gives the group up, here and on all peers, and returns at once."""
@@ -442,8 +450,15 @@ class Communicator:
         raise _core.InvalidArgumentError(text)
 
     def _run(
-        self, call: Call, inputs: list[Array], outputs: list[Array], async_op: bool
+        self,
+        call: Call,
+        inputs: list[Array],
+        outputs: list[Array],
+        stream: Any,
+        async_op: bool,
     ) -> Work | None:
+        if on_device(call.collective, [*inputs, *outputs], stream):
+            return self._devices.run(call, inputs, outputs, stream, async_op)
         dense = Dense(inputs, outputs)
         arrays = inputs or outputs
         core_call = _core.Call(
@@ -463,8 +478,10 @@ class Communicator:
         self._core.run(core_call)
         return None
 
-    def _message(self, message: Message, async_op: bool) -> int | Work:
+    def _message(self, message: Message, stream: Any, async_op: bool) -> int | Work:
         array = message.array
+        if on_device("recv" if message.receives else "send", [array], stream):
+            return self._devices.run_message(message, stream, async_op)
         dense = Dense([], [array]) if message.receives else Dense([array], [])
         core_message = _core.Message(
             receives=message.receives,

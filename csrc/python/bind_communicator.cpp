@@ -13,10 +13,12 @@
 #include "core/cpus.h"
 #include "core/error.h"
 #include "core/host.h"
+#include "device_calls.h"
 #include "fork_hooks.h"
 #include "gil.h"
 #include "group_options.h"
 #include "op_names.h"
+#include "parse.h"
 #include "runtime/communicator.h"
 #include "transport/network.h"
 
@@ -24,14 +26,6 @@ namespace py = pybind11;
 
 namespace pycoll {
 namespace {
-
-Nanoseconds from_seconds(double seconds) {
-  if (!(seconds >= 0)) {
-    fail(ErrorKind::invalid_argument, "a timeout of ", seconds, " s is not a time to wait");
-  }
-  return std::chrono::duration_cast<Nanoseconds>(
-      std::chrono::duration<double>(std::min(seconds, to_seconds(kNoLimit))));
-}
 
 // A Python object that may be dropped by a thread that does not hold the GIL.
 using Shared = std::shared_ptr<py::object>;
@@ -82,14 +76,6 @@ VectorView view_of(const std::vector<py::array>& arrays, size_t element, bool wr
   VectorView view;
   for (const py::array& array : arrays) view.blocks.push_back(block_of(array, element, writable));
   return view;
-}
-
-template <typename Enum>
-Enum parse_enum(const std::string& name, const char* what) {
-  for (int i = 0; i < static_cast<int>(Enum::kCount); ++i) {
-    if (name_of(static_cast<Enum>(i)) == name) return static_cast<Enum>(i);
-  }
-  fail(ErrorKind::invalid_argument, "'", name, "' is no ", what);
 }
 
 // The type of NumPy's own dtypes in this machine's byte order. Others are known by name
@@ -227,6 +213,7 @@ class PyCommunicator {
   }
   ~PyCommunicator() {
     const GilRelease release;
+    if (devices_) devices_->close();
     if (communicator_) communicator_->close();
     communicator_.reset();
   }
@@ -277,8 +264,14 @@ class PyCommunicator {
     }
     return std::make_unique<PyWork>(communicator_, std::move(operation), callers_);
   }
+  // For arrays on GPUs; made at the first call.
+  std::shared_ptr<DeviceCalls> devices(const std::string& library) {
+    if (!devices_) devices_ = DeviceCalls::make(communicator_, library);
+    return devices_;
+  }
   void close() {
     const GilRelease release;
+    if (devices_) devices_->close();
     communicator_->close();
     callers_->wait_until_gone(std::chrono::seconds(1));
   }
@@ -286,6 +279,7 @@ class PyCommunicator {
 
  private:
   std::shared_ptr<Communicator> communicator_;
+  std::shared_ptr<DeviceCalls> devices_;  // guarded by the GIL
   std::shared_ptr<Callers> callers_ = std::make_shared<Callers>();
   const OpNames op_names_;
 };
@@ -376,6 +370,7 @@ void bind_groups(py::module_& m) {
       .def("submit", &PyCommunicator::submit<PyCall>)
       .def("run_message", &PyCommunicator::run_message)
       .def("submit_message", &PyCommunicator::submit<PyMessage>)
+      .def("devices", &PyCommunicator::devices, py::arg("library"))
       .def("close", &PyCommunicator::close)
       .def(
           "abort", [](PyCommunicator& c, const std::string& why) { c.core().abort(why); },

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -56,6 +57,22 @@ class DeviceGroup {
   DeviceGroup() = default;
 };
 
+// A point in the work of a stream.
+class DeviceMark {
+ public:
+  virtual ~DeviceMark() = default;
+  DeviceMark(const DeviceMark&) = delete;
+  DeviceMark& operator=(const DeviceMark&) = delete;
+
+  // Whether the work before it is over. Throws Error(system) when the GPU has failed.
+  virtual bool reached() const = 0;
+  // What comes later on `stream`, of whatever device, begins after it.
+  virtual void hold(void* stream) const = 0;
+
+ protected:
+  DeviceMark() = default;
+};
+
 class DeviceLibrary {
  public:
   virtual ~DeviceLibrary() = default;
@@ -71,6 +88,16 @@ class DeviceLibrary {
   virtual std::shared_ptr<DeviceGroup> open(const std::shared_ptr<Communicator>& control,
                                             int device) = 0;
 
+  // The rest is for callers who have addresses and nothing else of CUDA; torch has all this.
+  //
+  // The device whose memory that is; nothing for pinned host memory, which all devices reach.
+  // Throws Error(invalid_argument) for memory that no device reaches.
+  virtual std::optional<int> device_of(const void* address) const = 0;
+  // That of the calling thread.
+  virtual int current_device() const = 0;
+  // What is on the stream now. Throws Error(invalid_argument) when it is not a stream of `device`.
+  virtual std::shared_ptr<DeviceMark> mark(int device, void* stream) const = 0;
+
   // Opens the library at `path`, for good: code of a GPU cannot be unloaded safely. Throws
   // Error(system) with the loader's reason when it does not open, Error(mismatch) when it was built
   // for another version of pycoll.
@@ -81,7 +108,7 @@ class DeviceLibrary {
 };
 
 // Changes whenever this header or a type that it uses does.
-constexpr int kDeviceInterfaceVersion = 1;
+constexpr int kDeviceInterfaceVersion = 2;
 
 // What the library exports: a new object, or nullptr when its version is another one.
 using DeviceLibraryFunction = DeviceLibrary* (*)(int interface_version);

@@ -11,6 +11,37 @@
 namespace pycoll::cuda {
 namespace {
 
+class Mark final : public DeviceMark {
+ public:
+  Mark(int device, cudaStream_t stream) : device_(device) {
+    const DeviceGuard guard(device);
+    event_.emplace();
+    const cudaError_t error = cudaEventRecord(event_->get(), stream);
+    if (error == cudaErrorInvalidResourceHandle) {
+      cudaGetLastError();
+      fail(ErrorKind::invalid_argument, "the stream ", stream, " is not one of GPU ", device,
+           ", where the arrays of the call are");
+    }
+    require(error, "cudaEventRecord");
+  }
+
+  bool reached() const override {
+    const cudaError_t state = cudaEventQuery(event_->get());
+    if (state == cudaErrorNotReady) return false;
+    require(state, "cudaEventQuery");
+    return true;
+  }
+  void hold(void* stream) const override {
+    const DeviceGuard guard(device_);  // whose default streams are meant
+    require(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), event_->get()),
+            "cudaStreamWaitEvent");
+  }
+
+ private:
+  const int device_;
+  std::optional<Event> event_;  // made while the device is current
+};
+
 class Library final : public DeviceLibrary {
  public:
   const char* name() const override { return PYCOLL_DEVICE_LIBRARY_NAME; }
@@ -37,6 +68,30 @@ class Library final : public DeviceLibrary {
       return std::make_shared<PeerGroup>(std::move(seed), *geometry);
     }
     return std::make_shared<StagedGroup>(std::move(seed));
+  }
+
+  std::optional<int> device_of(const void* address) const override {
+    cudaPointerAttributes attributes{};
+    require(cudaPointerGetAttributes(&attributes, address), "cudaPointerGetAttributes");
+    switch (attributes.type) {
+      case cudaMemoryTypeDevice:
+      case cudaMemoryTypeManaged:
+        return attributes.device;
+      case cudaMemoryTypeHost:
+        return std::nullopt;
+      default:
+        fail(ErrorKind::invalid_argument, "the memory at ", address, " is none that a GPU reaches");
+    }
+  }
+
+  int current_device() const override {
+    int device = 0;
+    require(cudaGetDevice(&device), "cudaGetDevice");
+    return device;
+  }
+
+  std::shared_ptr<DeviceMark> mark(int device, void* stream) const override {
+    return std::make_shared<Mark>(device, static_cast<cudaStream_t>(stream));
   }
 };
 
