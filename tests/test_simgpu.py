@@ -1,7 +1,7 @@
 """torch.distributed on GPU tensors: the adapter's device path, on the simulated device "simgpu".
 
-What is checked here are the calls and their results, and training, in several
-processes. The reference is the same group's CPU path, on copies of the same tensors.
+What is checked here are the calls and their results, and training, in several processes. The
+reference is the same group's CPU path, on copies of the same tensors.
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@
 namespace pycoll::simgpu {
 namespace {
 
-// What a block's bytes become when it is freed: as float32 about -1e-10 times 2^..., in any case no
-// value of a test.
+// What a block's bytes become when it is freed: whole words of it are far from any value of a test.
 constexpr int kPoison = 0xDB;
 
 struct Block {
