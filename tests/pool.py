@@ -120,6 +120,8 @@ def _prepare_process(task: _Task) -> None:
     # outlive the server, which itself ends with the test run, however that ends.
     os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # A shell that starts the tests in the background makes them ignore it, and ranks after them.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     stderr = os.open(task.file("stderr"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(stderr, 2)
     os.close(stderr)
