@@ -127,6 +127,13 @@ def why_no_cuda_headers() -> str:
 
 
 @functools.cache
+def why_no_simulator(sanitizer: str) -> str:
+    """Why programs of tests/sim cannot be built with that sanitizer (or none); else empty."""
+    reason = why_no_cuda_headers()
+    return why_no_sanitizer(sanitizer) if not reason and sanitizer else reason
+
+
+@functools.cache
 def core_library() -> Path:
     """libpycoll.so of the package under test."""
     spec = importlib.util.find_spec("pycoll")

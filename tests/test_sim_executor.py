@@ -55,10 +55,7 @@ def executor():
 
     @functools.cache
     def built(sanitizer: str):
-        reason = native_build.why_no_cuda_headers()
-        if not reason and sanitizer:
-            reason = native_build.why_no_sanitizer(sanitizer)
-        if reason:
+        if reason := native_build.why_no_simulator(sanitizer):
             pytest.skip(reason)
         native_build.sync()
         program = native_build.build(sanitizer, "executor", project="sim") / "executor"

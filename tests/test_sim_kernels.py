@@ -46,10 +46,7 @@ def kernels():
 
     @functools.cache
     def built(sanitizer: str):
-        reason = native_build.why_no_cuda_headers()
-        if not reason and sanitizer:
-            reason = native_build.why_no_sanitizer(sanitizer)
-        if reason:
+        if reason := native_build.why_no_simulator(sanitizer):
             pytest.skip(reason)
         native_build.sync()
         program = native_build.build(sanitizer, "device_kernels", project="sim") / "device_kernels"

@@ -52,10 +52,7 @@ pytestmark = pytest.mark.timeout(native_build.BUILD_DEADLINE_S + 300)
 @functools.cache
 def directory(sanitizer: str):
     """Where the programs of that build are; skips the test where they cannot be built."""
-    reason = native_build.why_no_cuda_headers()
-    if not reason and sanitizer:
-        reason = native_build.why_no_sanitizer(sanitizer)
-    if reason:
+    if reason := native_build.why_no_simulator(sanitizer):
         pytest.skip(reason)
     native_build.sync()
     return native_build.build(sanitizer, "runtime", project="sim")

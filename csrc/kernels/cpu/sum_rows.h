@@ -18,7 +18,7 @@ constexpr size_t kVectorBytes = 32;
 constexpr size_t kVectorBytes = 16;
 #endif
 
-// kVectors vectors of T that follow each other, in registers: with an array of them gcc 12 goes
+// Four vectors of T that follow each other, in registers: with an array of them gcc 12 goes
 // through the stack.
 template <typename T>
 struct Registers {
