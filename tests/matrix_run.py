@@ -178,7 +178,7 @@ class RankCase:
             case.algorithm,
             None,
         )
-        group._run(how, [source], [target], False)
+        group._run(how, [source], [target], None, False)
 
     def problems(self, expected: list[Array]) -> list[str]:
         """Where memory is not as it must be: results, inputs, gaps and guards, byte for byte."""

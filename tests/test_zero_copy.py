@@ -49,7 +49,7 @@ def counted(group):
 
 def call(group, collective, algorithm, source, target, root=0, op="none"):
     how = Call(collective, op, 1.0, root, algorithm, None)
-    group._run(how, source, target, False)
+    group._run(how, source, target, None, False)
 
 
 def vectors(collective, rank, world_size, root, values):
