@@ -19,6 +19,7 @@
 #include "group_options.h"
 #include "op_names.h"
 #include "parse.h"
+#include "requests.h"
 #include "runtime/communicator.h"
 #include "transport/network.h"
 
@@ -132,28 +133,16 @@ std::function<void()> finalizer(const py::object& on_result) {
 }
 
 CallRequest make_request(const PyCall& call) {
-  CallRequest request;
-  request.collective = parse_enum<Collective>(call.collective, "collective");
-  request.dtype = parse_enum<DType>(call.dtype, "dtype");
-  request.reduce_op = parse_enum<ReduceOp>(call.op, "reduce operation");
-  request.premul_factor = call.factor;
-  request.root = call.root;
+  CallRequest request = words_of_call(call);
   request.input = view_of(call.inputs, size_of(request.dtype), false);
   request.output = view_of(call.outputs, size_of(request.dtype), true);
-  request.algorithm = call.algorithm;
-  if (call.timeout) request.timeout = from_seconds(*call.timeout);
   request.finalize = finalizer(call.on_result);
   return request;
 }
 
 MessageRequest make_request(const PyMessage& message) {
-  MessageRequest request;
-  request.receives = message.receives;
-  request.peer = message.peer.value_or(kAnySource);
-  request.tag = message.tag;
-  request.dtype = parse_enum<DType>(message.dtype, "dtype");
+  MessageRequest request = words_of_message(message);
   request.block = block_of(message.array, size_of(request.dtype), message.receives);
-  if (message.timeout) request.timeout = from_seconds(*message.timeout);
   request.finalize = finalizer(message.on_result);
   return request;
 }

@@ -11,6 +11,7 @@
 #include "device_calls.h"
 #include "gil.h"
 #include "parse.h"
+#include "requests.h"
 
 namespace py = pybind11;
 
@@ -65,27 +66,15 @@ VectorView view_of(const std::vector<Span>& spans) {
 }
 
 CallRequest make_request(const PyDeviceCall& call) {
-  CallRequest request;
-  request.collective = parse_enum<Collective>(call.collective, "collective");
-  request.dtype = parse_enum<DType>(call.dtype, "dtype");
-  request.reduce_op = parse_enum<ReduceOp>(call.op, "reduce operation");
-  request.premul_factor = call.factor;
-  request.root = call.root;
+  CallRequest request = words_of_call(call);
   request.input = view_of(call.inputs);
   request.output = view_of(call.outputs);
-  request.algorithm = call.algorithm;
-  request.timeout = from_seconds(call.timeout);
   return request;
 }
 
 MessageRequest make_request(const PyDeviceMessage& message) {
-  MessageRequest request;
-  request.receives = message.receives;
-  request.peer = message.peer;
-  request.tag = message.tag;
-  request.dtype = parse_enum<DType>(message.dtype, "dtype");
+  MessageRequest request = words_of_message(message);
   request.block = block_of(message.array);
-  request.timeout = from_seconds(message.timeout);
   return request;
 }
 
