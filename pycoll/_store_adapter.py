@@ -6,6 +6,8 @@ import contextlib
 from datetime import timedelta
 from typing import Any, Protocol
 
+from pycoll import _core
+
 
 class BootstrapStore(Protocol):
     """set, get that waits and returns None when the key did not come, and remove (best effort)."""
@@ -56,4 +58,9 @@ def adapt_store(store: Any) -> BootstrapStore:
     """Wraps a torch Store, a pycoll.FileStore, or an object with the same methods."""
     if hasattr(store, "wait") and hasattr(store, "set_timeout"):
         return _TorchStore(store)
+    if not (callable(getattr(store, "set", None)) and callable(getattr(store, "get", None))):
+        raise _core.InvalidArgumentError(
+            "store is a pycoll.FileStore(directory), a torch.distributed Store or an object with "
+            f"set() and get(), not {store!r}"
+        )
     return _AnyStore(store)

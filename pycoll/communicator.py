@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Literal, overload
+from typing import Any, Literal, SupportsFloat, SupportsIndex, overload
 
 from pycoll import _core
 from pycoll._arrays import (
@@ -80,6 +80,11 @@ class Communicator:
         timeout: float = 1800.0,
         options: Options | Mapping[str, str] | None = None,
     ) -> None:
+        for what, number in (("rank", rank), ("world_size", world_size)):
+            if not isinstance(number, SupportsIndex):
+                raise _core.InvalidArgumentError(f"{what} is a whole number, not {number!r}")
+        if not isinstance(timeout, SupportsFloat):
+            raise _core.InvalidArgumentError(f"timeout is a number of seconds, not {timeout!r}")
         if not 0 <= rank < world_size:
             raise _core.InvalidArgumentError(
                 f"rank {rank} is not between 0 and world_size - 1 = {world_size - 1}"

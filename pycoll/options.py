@@ -58,7 +58,7 @@ class Options:
         for name, value in variables.items():
             if not isinstance(name, str) or not isinstance(value, str):
                 raise _core.InvalidArgumentError(
-                    f"variables maps names to texts, not {name!r} to {value!r}"
+                    f"options map names of PYCOLL_* variables to texts, not {name!r} to {value!r}"
                 )
             _core.check_variable(name, value)
 

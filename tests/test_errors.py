@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -451,3 +452,26 @@ def wrong_rank(rank, world_size, directory):
 
 def test_a_rank_outside_the_group():
     assert "rank 3 is not between 0 and world_size - 1 = 2" in run_ranks(1, wrong_rank)[0].value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"rank": "0"}, "rank is a whole number, not '0'"),
+        ({"world_size": "1"}, "world_size is a whole number, not '1'"),
+        ({"timeout": timedelta(seconds=3)}, "timeout is a number of seconds"),
+        ({"store": "/tmp/run1"}, r"pycoll\.FileStore\(directory\).*'/tmp/run1'"),
+    ],
+)
+def test_arguments_of_another_kind(tmp_path, arguments, words):
+    right = {"store": pycoll.FileStore(tmp_path), "rank": 0, "world_size": 1}
+    with pytest.raises(pycoll.InvalidArgumentError, match=words):
+        pycoll.Communicator(**right | arguments)
+
+
+def test_unknown_names_are_answered_with_those_there_are(tmp_path):
+    group = pycoll.Communicator(pycoll.FileStore(tmp_path), 0, 1)
+    with pytest.raises(pycoll.InvalidArgumentError, match="'mean'.*there are: sum, avg, product"):
+        group.all_reduce(np.zeros(3), "mean")
+    with pytest.raises(pycoll.InvalidArgumentError, match="'str32' is no dtype; there are: bool"):
+        group.all_reduce(np.array(["a"]))

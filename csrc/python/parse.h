@@ -24,7 +24,12 @@ Enum parse_enum(const std::string& name, const char* what) {
   for (int i = 0; i < static_cast<int>(Enum::kCount); ++i) {
     if (name_of(static_cast<Enum>(i)) == name) return static_cast<Enum>(i);
   }
-  fail(ErrorKind::invalid_argument, "'", name, "' is no ", what);
+  std::string known;
+  for (int i = 0; i < static_cast<int>(Enum::kCount); ++i) {
+    const std::string each(name_of(static_cast<Enum>(i)));
+    if (each != "none") known += (known.empty() ? "" : ", ") + each;
+  }
+  fail(ErrorKind::invalid_argument, "'", name, "' is no ", what, "; there are: ", known);
 }
 
 }  // namespace pycoll
