@@ -61,7 +61,8 @@ def add_parser(subparsers: Any) -> None:
         type=float,
         default=120.0,
         metavar="SECONDS",
-        help="an algorithm's larger sizes are left out once it has taken so long (default 120)",
+        help="of CPU: an algorithm that has taken so long is not simulated at larger sizes "
+        "(default 120)",
     )
     parser.add_argument("--json", type=output_file, metavar="FILE", help="all figures")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="time by size, log-log")
@@ -185,6 +186,8 @@ def report(plan: Plan, curves: list[Curve]) -> list[str]:
     ]
     if not changes and len(plan.sizes) > 1:
         lines.append("one algorithm is the fastest at all of these sizes")
+    if any(curve.seconds and curve.refusals for curve in curves):
+        lines.append("some sizes were left out: the fastest is that of what was simulated")
     for curve in curves:
         lines += notes(plan, curve)
     return lines
@@ -216,7 +219,7 @@ def notes(plan: Plan, curve: Curve) -> list[str]:
             if curve.simulated_ranks < plan.ranks
             else ""
         )
-        lines.append(f"{curve.algorithm}: {curve.events} events in {curve.wall:.1f} s{alike}")
+        lines.append(f"{curve.algorithm}: {curve.events} events in {curve.cpu:.1f} s{alike}")
     for reason in dict.fromkeys(curve.refusals.values()):
         sizes = [format_size(s) for s, text in curve.refusals.items() if text == reason]
         where = "" if len(sizes) == len(plan.sizes) else f" at {', '.join(sizes)}"
