@@ -109,7 +109,7 @@ test-gpu: export PYCOLL_CUDA := 1
 test-gpu: export PYCOLL_REQUIRE_GPU := 1
 test-gpu: export PYCOLL_BUILD_DIR := $(GPU_BUILD)/cmake
 test-gpu:
-	@$(GPU_PY) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("test-gpu: the torch of $(GPU_PY) sees no GPU")'
+	@$(GPU_PY) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("test-gpu: torch " + torch.__version__ + " of $(GPU_PY) sees no GPU; PYTHON= names a Python whose torch is built for CUDA, nvidia-smi shows GPUs and driver")'
 	@echo "building pycoll with the CUDA part into build/gpu"
 	@export TORCH_CUDA_ARCH_LIST="$${TORCH_CUDA_ARCH_LIST:-$$($(GPU_PY) -c '$(GPU_ARCH)')}"; \
 	  $(GPU_PY) -m pip install -qq --disable-pip-version-check --no-index --no-build-isolation \
