@@ -334,6 +334,15 @@ def test_a_budget_leaves_larger_sizes_out(capsys):
     assert "some sizes were left out" in text
 
 
+def test_an_interrupt_is_no_traceback(capsys, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep, "run", interrupted)
+    assert main(["simulate", "all_reduce", "--ranks", "8"]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("algorithm", "ranks", "count", "limit"),

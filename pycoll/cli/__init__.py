@@ -41,4 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # `pycoll explain | head`: the reader has what it wanted. The interpreter would flush again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except KeyboardInterrupt:
+        print("pycoll: interrupted", file=sys.stderr)
+        return 130  # as a shell reports a program that SIGINT ended
     return code
