@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import signal
 import sys
 import tempfile
 import time
@@ -149,6 +150,7 @@ def launch(job: Job, ranks: int) -> bool | None:
     None when a rank failed; its exception and traceback, or its signal, are on standard error.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -174,6 +176,10 @@ def launch(job: Job, ranks: int) -> bool | None:
             for rank, failure in sorted(error.failures.items()):
                 print(f"pycoll demo: rank {rank} failed: {describe(failure)}", file=sys.stderr)
             return None
+        except SignalException as error:
+            if error.sigval == signal.SIGINT:
+                raise KeyboardInterrupt from error
+            raise
     return results[0]
 
 
