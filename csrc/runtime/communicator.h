@@ -79,6 +79,11 @@ class Communicator {
   bool wait(const std::shared_ptr<Operation>& operation, std::optional<Nanoseconds> timeout,
             const Interrupt& interrupt);
 
+  // Collective over this group: ranks that give the same color, 0 or more, make a group of their
+  // own, in the order of their ranks here; nullptr for a negative color. As MPI_Comm_split. The new
+  // groups know nothing of this one, and number their ranks from 0. Throws what make() throws.
+  std::shared_ptr<Communicator> split(int color);
+
   // The algorithm that a call of that size would use here.
   const Algorithm& algorithm_for(Collective collective, uint64_t bytes) const;
   // Replaces what the executor runs, for tests of the prover: a call with that collective then runs
@@ -95,6 +100,10 @@ class Communicator {
   bool dead() const { return dead_.load(std::memory_order_acquire); }
   // Raises what every call on a dead group raises.
   void throw_if_dead() const;
+  // What is known of peers without a call under way, for whoever waits for something else of the
+  // same ranks: why one has given the group up; whether a rank's process has died. Never waits.
+  std::optional<std::string> peer_abort() const { return transport_->peer_abort(); }
+  bool has_died(int peer) const { return transport_->peer_state(peer) == PeerState::died; }
 
  private:
   Communicator(const BootstrapRequest& request, std::shared_ptr<Connector> connector,
@@ -209,6 +218,7 @@ class Communicator {
   const Config config_;
   const ForkMark fork_mark_;
   std::atomic<Nanoseconds> timeout_;
+  const std::vector<SelectionRule> table_;
   // Before the transport: a bad name is an error before anybody connects.
   const Selector selector_;
   const Isa isa_;

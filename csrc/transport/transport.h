@@ -17,8 +17,8 @@
 //   * News of peers: left in good order, died, aborted the group.
 //
 // Rules for implementations
-//   * All methods are called by one thread at a time (the communicator sees to it), except wake()
-//     and send_abort(), which any thread may call.
+//   * All methods are called by one thread at a time (the communicator sees to it), except wake(),
+//     send_abort(), peer_state() and peer_abort(), which any thread may call.
 //   * What was written before publish()/release()/arrive() is visible to whoever sees its effect.
 //   * No missed wake-up: after prepare_sleep(), anything that a peer publishes either is seen by
 //     the caller's next look or ends sleep().
