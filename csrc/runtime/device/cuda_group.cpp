@@ -92,11 +92,6 @@ void CudaGroup::in_order(cudaStream_t stream, const Launch& launch) {
   const std::lock_guard lock(order_);
   const DeviceGuard guard(device());
   const unsigned long long capture = capture_of(stream);
-  if (capture != 0 && !can_be_captured()) {
-    fail(ErrorKind::not_implemented, "rank ", rank(), ": a call that goes through host memory (",
-         path(), ") cannot be captured into a CUDA graph. Ranks of one host whose GPUs reach each ",
-         "other's memory can be");
-  }
   try {
     begin_after_last(stream, capture);
     ++sequence_;
@@ -107,8 +102,9 @@ void CudaGroup::in_order(cudaStream_t stream, const Launch& launch) {
     // Anything else, and peers wait for what this rank has not put on its stream.
     const bool refused =
         error.kind() == ErrorKind::not_implemented || error.kind() == ErrorKind::invalid_argument;
-    if (!refused) die(error);
-    throw;
+    if (refused) throw;
+    die(cause_of(error));
+    throw_if_dead();
   }
 }
 
@@ -144,9 +140,18 @@ void CudaGroup::enqueue(const std::vector<MessageRequest>& batch, void* stream) 
   in_order(on, [&] { launch(batch, on); });
 }
 
+// Processes of other hosts, and where the kernel has no pidfds, are known to the CPU transport.
+std::optional<int> CudaGroup::ended_peer() const {
+  if (const auto ended = liveness_.find_ended()) return ended;
+  for (int peer = 0; peer < world_size(); ++peer) {
+    if (peer != rank() && control().has_died(peer)) return peer;
+  }
+  return std::nullopt;
+}
+
 // Asked while work is under way that a peer may be missing in.
 std::optional<Error> CudaGroup::find_ended_peer() {
-  const std::optional<int> ended = liveness_.find_ended();
+  const std::optional<int> ended = ended_peer();
   if (!ended || !under_way()) return std::nullopt;
   if (!ended_since_) ended_since_ = Clock::now();
   if (Clock::now() - *ended_since_ < kGrace) return std::nullopt;
@@ -161,7 +166,9 @@ std::optional<Error> CudaGroup::find_trouble() {
   } catch (const Error& error) {
     return error;
   }
-  if (auto error = reported()) return error;
+  if (const auto reason = control().peer_abort()) return Error(ErrorKind::aborted, *reason);
+  std::optional<Error> found = reported();
+  if (found && found->kind() != ErrorKind::aborted) return found;
   const cudaError_t state = last_.query();
   if (state != cudaSuccess && state != cudaErrorNotReady) {
     return Error(ErrorKind::system, concat("rank ", rank(), ": GPU ", device(),
@@ -169,9 +176,29 @@ std::optional<Error> CudaGroup::find_trouble() {
   }
   const std::optional<int> gone = news_ != nullptr ? news_->look() : std::nullopt;
   if (auto error = find_ended_peer()) return error;
-  if (!gone) return std::nullopt;
-  return Error(ErrorKind::aborted,
-               concat("rank ", rank(), ": rank ", *gone, " has given the group up"));
+  if (gone && !found) {
+    found = Error(ErrorKind::aborted,
+                  concat("rank ", rank(), ": rank ", *gone, " has given the group up"));
+  }
+  // That somebody has given up is the consequence of something, of which all ranks have been told:
+  // that may come a little later than words on a GPU.
+  if (!found) return std::nullopt;
+  if (!aborted_since_) aborted_since_ = Clock::now();
+  return Clock::now() - *aborted_since_ < kGrace ? std::nullopt : found;
+}
+
+// What is behind an error in a call that was being launched.
+Error CudaGroup::cause_of(const Error& error) {
+  const Deadline deadline = Deadline::after(2 * kGrace);
+  while (error.kind() == ErrorKind::aborted && !deadline.passed()) {
+    {
+      const std::lock_guard lock(state_);
+      if (death_) return *death_;
+      if (const auto trouble = find_trouble()) return *trouble;
+    }
+    std::this_thread::sleep_for(kReleasePeriod);
+  }
+  return error;
 }
 
 void CudaGroup::check() {
@@ -204,6 +231,7 @@ void CudaGroup::die(const Error& error) {
     releaser_ = std::thread([this] { release_until_done(); });
   }
   control().abort(error.what());
+  ended();
 }
 
 void CudaGroup::release_until_done() {

@@ -50,7 +50,8 @@ class CudaGroup : public DeviceGroup {
   virtual void disarm() {}
   // End what waits on the device. Called again until the group goes.
   virtual void release_waits() {}
-  virtual bool can_be_captured() const { return true; }
+  // The group is dead, and the peers have been told: whatever it uses beside may be given up.
+  virtual void ended() {}
 
   // Collective: memory that all ranks map, `bytes` from payload_of(). Beside it they hear when a
   // peer gives up.
@@ -82,7 +83,9 @@ class CudaGroup : public DeviceGroup {
   void check_messages(const std::vector<MessageRequest>& batch) const;
   void throw_if_dead() const;
   std::optional<Error> find_trouble();
+  Error cause_of(const Error& error);
   std::optional<Error> find_ended_peer();
+  std::optional<int> ended_peer() const;
   void die(const Error& error);
   void release_until_done();
 
@@ -100,6 +103,7 @@ class CudaGroup : public DeviceGroup {
   mutable std::mutex state_;
   std::unique_ptr<PeerNews> news_;
   std::optional<Clock::time_point> ended_since_;  // when a peer's process was first seen to be gone
+  std::optional<Clock::time_point> aborted_since_;  // when a peer was first seen to have given up
   std::optional<Error> death_;
   std::atomic<bool> dead_{false};
   std::atomic<bool> stopping_{false};

@@ -28,22 +28,23 @@ class DeviceGroup {
   DeviceGroup& operator=(const DeviceGroup&) = delete;
 
   // How the ranks meet: "shared_device" (all on one GPU), "peers" (GPUs that map each other's
-  // memory) or "staged" (through pinned host memory and the group's CPU transport).
+  // memory), "hosts" (one of these inside of each host, the CPU transport between them) or "staged"
+  // (through pinned host memory and the CPU transport).
   virtual const char* path() const = 0;
 
   // Queues a collective on `stream` and returns. Vectors are device memory, or pinned host memory;
   // any size and alignment that the type has. The work begins after what is on the stream, and is
   // over before what comes later there; until then the vectors must live. finalize, keep_alive and
   // on_complete of the request are not looked at: they are the caller's, who has events. `timeout`
-  // bounds one wait inside of a kernel. "staged" returns only when the work is over.
+  // bounds one wait inside of a kernel, or of the CPU transport.
   //
   // During a capture of the stream: as many replays as one likes, mixed with other calls, as long
-  // as all ranks replay in the same order. not_implemented for "staged".
+  // as all ranks replay in the same order.
   virtual void enqueue(const CallRequest& request, void* stream) = 0;
 
   // The same for messages that make progress together, as between ncclGroupStart and
   // ncclGroupEnd. Messages of a pair of ranks match in the order of calls; tags must be the same at
-  // both ends ("staged") or are not looked at. not_implemented for kAnySource.
+  // both ends ("staged", "hosts") or are not looked at. not_implemented for kAnySource.
   virtual void enqueue(const std::vector<MessageRequest>& batch, void* stream) = 0;
 
   // Throws the group's error: what a kernel reported, or the death of a peer. Never waits; for the
@@ -108,7 +109,7 @@ class DeviceLibrary {
 };
 
 // Changes whenever this header or a type that it uses does.
-constexpr int kDeviceInterfaceVersion = 2;
+constexpr int kDeviceInterfaceVersion = 3;
 
 // What the library exports: a new object, or nullptr when its version is another one.
 using DeviceLibraryFunction = DeviceLibrary* (*)(int interface_version);

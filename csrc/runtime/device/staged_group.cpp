@@ -1,5 +1,6 @@
 #include "runtime/device/staged_group.h"
 
+#include <algorithm>
 #include <bit>
 
 #include "core/error.h"
@@ -8,6 +9,7 @@ namespace pycoll::cuda {
 namespace {
 
 constexpr size_t kAlign = 64;
+constexpr size_t kLeastRoom = size_t{1} << 20;
 
 size_t padded(const Block& block, size_t element) {
   return (block.count * element + kAlign - 1) / kAlign * kAlign;
@@ -42,12 +44,19 @@ void copy(const VectorView& from, const VectorView& to, size_t element, cudaStre
 
 }  // namespace
 
+StagedGroup::StagedGroup(GroupSeed seed)
+    : CudaGroup(std::move(seed)), staging_(control().split(0)), host_(driver_) {}
+
+void StagedGroup::ended() {
+  staging_->abort("its work on GPUs has ended");
+}
+
 std::byte* StagedGroup::room(size_t bytes) {
-  if (pinned_.size() < bytes) {
-    pinned_ = {};
-    pinned_ = PinnedMemory(std::bit_ceil(bytes));
+  if (pinned_.empty() || pinned_.back().size() < bytes) {
+    const RelaxedCapture relaxed;
+    pinned_.emplace_back(std::bit_ceil(std::max(bytes, kLeastRoom)));
   }
-  return pinned_.data();
+  return pinned_.back().data();
 }
 
 void StagedGroup::launch(const CallRequest& request, cudaStream_t stream) {
@@ -64,12 +73,11 @@ void StagedGroup::launch(const CallRequest& request, cudaStream_t stream) {
   on_host.premul_factor = request.premul_factor;
   on_host.input = image_of(request.input, element, memory);
   on_host.output = image_of(request.output, element, memory + inputs);
-  const VectorView output = on_host.output;
   copy(request.input, on_host.input, element, stream);
-  require(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-  control().run(std::move(on_host), nullptr);
-  copy(output, request.output, element, stream);
-  require(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  const auto work = [this, on_host] { staging_->run(CallRequest(on_host), nullptr); };
+  host_.begin(0, work, is_captured(), stream);
+  host_.end(0, stream);
+  copy(on_host.output, request.output, element, stream);
 }
 
 void StagedGroup::launch(const std::vector<MessageRequest>& batch, cudaStream_t stream) {
@@ -78,32 +86,32 @@ void StagedGroup::launch(const std::vector<MessageRequest>& batch, cudaStream_t 
     bytes += padded(message.block, size_of(message.dtype));
   }
   std::byte* at = room(bytes);
-  std::vector<Block> images;
+  std::vector<MessageRequest> on_host;
   for (const MessageRequest& message : batch) {
     const size_t element = size_of(message.dtype);
-    images.push_back({at, message.block.count});
+    MessageRequest& image = on_host.emplace_back();
+    image.timeout = message.timeout;
+    image.receives = message.receives;
+    image.peer = message.peer;
+    image.tag = message.tag;
+    image.dtype = message.dtype;
+    image.block = {at, message.block.count};
     at += padded(message.block, element);
     if (message.receives) continue;
-    copy(message.block.data, images.back().data, message.block.count * element, stream);
+    copy(message.block.data, image.block.data, message.block.count * element, stream);
   }
-  require(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-  std::vector<std::shared_ptr<Operation>> operations;
-  for (size_t i = 0; i < batch.size(); ++i) {
-    MessageRequest on_host;
-    on_host.timeout = batch[i].timeout;
-    on_host.receives = batch[i].receives;
-    on_host.peer = batch[i].peer;
-    on_host.tag = batch[i].tag;
-    on_host.dtype = batch[i].dtype;
-    on_host.block = images[i];
-    operations.push_back(control().submit(std::move(on_host)));
-  }
-  for (const auto& operation : operations) control().wait(operation, std::nullopt, nullptr);
+  const auto work = [this, on_host] {
+    std::vector<std::shared_ptr<Operation>> operations;
+    for (const MessageRequest& image : on_host) operations.push_back(staging_->submit(image));
+    for (const auto& operation : operations) staging_->wait(operation, std::nullopt, nullptr);
+  };
+  host_.begin(0, work, is_captured(), stream);
+  host_.end(0, stream);
   for (size_t i = 0; i < batch.size(); ++i) {
     if (!batch[i].receives) continue;
-    copy(images[i].data, batch[i].block.data, images[i].count * size_of(batch[i].dtype), stream);
+    const Block& image = on_host[i].block;
+    copy(image.data, batch[i].block.data, image.count * size_of(batch[i].dtype), stream);
   }
-  require(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
 }
 
 }  // namespace pycoll::cuda

@@ -1,14 +1,19 @@
-// Everything that no other path serves: several hosts, GPUs that do not reach each other. Vectors
-// go through pinned host memory and the CPU transport; calls return when they are over.
+// Everything that no other path serves: GPUs of a host that do not reach each other, too many
+// ranks. Vectors go through pinned host memory, and calls are run there by a CPU communicator of
+// the group's own, by its HostWork.
 #pragma once
 
+#include <vector>
+
 #include "runtime/device/cuda_group.h"
+#include "runtime/device/host_work.h"
 
 namespace pycoll::cuda {
 
-class StagedGroup final : public CudaGroup {
+class StagedGroup : public CudaGroup {
  public:
-  explicit StagedGroup(GroupSeed seed) : CudaGroup(std::move(seed)) {}
+  // Collective, as everything that splits the communicator is.
+  explicit StagedGroup(GroupSeed seed);
   ~StagedGroup() override { finish(); }
 
   const char* path() const override { return "staged"; }
@@ -16,13 +21,24 @@ class StagedGroup final : public CudaGroup {
  protected:
   void launch(const CallRequest& request, cudaStream_t stream) override;
   void launch(const std::vector<MessageRequest>& batch, cudaStream_t stream) override;
-  bool can_be_captured() const override { return false; }
+  std::optional<Error> reported() override { return host_.failure(); }
+  void ended() override;
+  void release_waits() override { host_.release(); }
+
+  const Driver& driver() const { return driver_; }
+  HostWork& host() { return host_; }
 
  private:
-  // Room for so many bytes, until the next call.
+  // Room for so many bytes, until the next call on the stream.
   std::byte* room(size_t bytes);
 
-  PinnedMemory pinned_;
+  const Driver driver_;
+  // The same ranks. What the caller runs on the group's communicator comes when the caller makes
+  // it, and this when streams come to it: two orders.
+  const std::shared_ptr<Communicator> staging_;
+  // Calls that are under way, and graphs, may use the smaller ones.
+  std::vector<PinnedMemory> pinned_;
+  HostWork host_;  // goes first
 };
 
 }  // namespace pycoll::cuda
