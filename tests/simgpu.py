@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+import mounts
 import native_build
 from pool import RankResult, torch_ranks
 
@@ -83,17 +84,23 @@ def ranks(
     *args: Any,
     devices: int = 8,
     library: str | None = LIBRARY,
+    hosts: str = "",
     **options: Any,
 ) -> list[RankResult]:
     """`function(rank, world_size, *args)` on ranks that have a device each, in turn, with the
-    default group made; see `pool.run_ranks`.
+    default group made; see `pool.run_ranks`. `hosts`: a letter a rank, which is its host.
     """
+    directory = str(require())
     env = {"PYCOLL_SIM_DEVICES": str(devices), **options.pop("env", {})}
-    setup = functools.partial(_set_up, str(require()), library)
-    return torch_ranks(world_size, function, *args, env=env, prepare=setup, **options)
+    if hosts and mounts.why_not():
+        pytest.skip(mounts.why_not())
+    with mounts.of(hosts or "a" * world_size) as places:
+        setup = functools.partial(_set_up, directory, library, places)
+        return torch_ranks(world_size, function, *args, env=env, prepare=setup, **options)
 
 
-def _set_up(directory: str, library: str | None, rank: int) -> None:
+def _set_up(directory: str, library: str | None, places: list[str], rank: int) -> None:
+    mounts.enter(places[rank])
     import torch
 
     load(Path(directory), library)

@@ -8,9 +8,11 @@ its calls may write with a reference of the CPU. How many devices there are deci
     fewer than ranks the same
     one a rank       kernels that wait for their peers' kernels ("peers")
     apart            devices that do not reach each other: pinned memory, CPU transport ("staged")
+    several hosts    one of the first three inside of each, TCP between them ("hosts")
 
+Ranks in other mount namespaces are on other hosts to pycoll, and still reached over loopback.
 PYCOLL_WINDOW_BYTES and PYCOLL_SLOT_BYTES make staging areas so small that most calls take many
-rounds.
+rounds, and that most calls are large enough to be summed inside of hosts first.
 """
 
 from __future__ import annotations
@@ -19,25 +21,33 @@ import functools
 
 import pytest
 
+import mounts
 import native_build
 
 DEADLINE_S = 240
-# Devices, ranks, and whether devices are apart.
+# Devices a host, ranks, and where they are: "apart", or a letter a rank, its host.
 PLACES = {
-    "shared-1": (1, 1, False),
-    "shared-2": (1, 2, False),
-    "shared-3": (1, 3, False),
-    "shared-4": (1, 4, False),
-    "mixed-4": (2, 4, False),
-    "peers-2": (8, 2, False),
-    "peers-3": (8, 3, False),
-    "peers-4": (8, 4, False),
-    "apart-3": (8, 3, True),
+    "shared-1": (1, 1, ""),
+    "shared-2": (1, 2, ""),
+    "shared-3": (1, 3, ""),
+    "shared-4": (1, 4, ""),
+    "mixed-4": (2, 4, ""),
+    "peers-2": (8, 2, ""),
+    "peers-3": (8, 3, ""),
+    "peers-4": (8, 4, ""),
+    "apart-3": (8, 3, "apart"),
+}
+HOSTS = {
+    "hosts-shared": (1, 4, "aabb"),
+    "hosts-peers": (8, 4, "abab"),
+    "hosts-uneven": (1, 4, "aaba"),
+    "hosts-three": (8, 3, "abc"),
 }
 ALIVE = ["collectives", "messages", "graphs", "places", "premul", "two_groups", "refused"]
 ENDED = ["killed", "abort"]
-# Captures are refused there; and two groups may not use one communicator in different orders.
-NOT_APART = ["graphs", "two_groups"]
+# About an all_reduce that goes between hosts, and for them.
+ALIVE_ON_HOSTS = ["sums", "bits"]
+ENDED_ON_HOSTS = ["killed_amid", "late"]
 SMALL = {"PYCOLL_WINDOW_BYTES": "4096", "PYCOLL_SLOT_BYTES": "1024"}
 
 # The first test of a build compiles it.
@@ -53,29 +63,32 @@ def program():
     return native_build.build("", "groups", project="sim") / "groups"
 
 
-def can_run(place: str, suite: str) -> bool:
-    _, ranks, apart = PLACES[place]
-    return not (apart and suite in NOT_APART) and (ranks > 1 or suite not in ENDED)
-
-
-CASES = [(place, suite) for place in PLACES for suite in [*ALIVE, *ENDED] if can_run(place, suite)]
+CASES = [
+    (place, suite)
+    for place, (_, ranks, _) in PLACES.items()
+    for suite in [*ALIVE, *ENDED]
+    if ranks > 1 or suite not in ENDED
+]
 LONG = ["collectives", "messages", "graphs", "places"]
 
 
 def run(suite: str, place: str, cases: int, seed: int, **environment: str) -> None:
-    devices, ranks, apart = PLACES[place]
+    devices, ranks, where = (PLACES | HOSTS)[place]
+    if place in HOSTS and mounts.why_not():
+        pytest.skip(mounts.why_not())
     settings = {"PYCOLL_SIM_DEVICES": str(devices), "PYCOLL_SIM_TIMEOUT_S": "60", **environment}
     if seed:
         settings["PYCOLL_SIM_SEED"] = str(seed)
     assignments = [f"{name}={value}" for name, value in settings.items()]
-    command = ["env", *assignments, program(), suite, str(ranks), str(cases), str(seed)]
-    done = native_build.run([*command, "apart"] if apart else command, DEADLINE_S)
+    command = ["env", *assignments, program(), suite, str(ranks), str(cases), str(seed), where]
+    done = native_build.run(command, DEADLINE_S)
     assert done.returncode == 0 and done.stdout == f"ok {suite}\n", done.stdout[:8000]
 
 
 def test_the_table_has_every_suite():
     listed = native_build.run([program(), "--list"], DEADLINE_S).stdout
-    assert {line.split()[0] for line in listed.splitlines()} == {*ALIVE, *ENDED}
+    suites = {*ALIVE, *ENDED, *ALIVE_ON_HOSTS, *ENDED_ON_HOSTS}
+    assert {line.split()[0] for line in listed.splitlines()} == suites
 
 
 @pytest.mark.parametrize(("place", "suite"), CASES)
@@ -101,6 +114,51 @@ def test_no_kernel_waits_for_a_process_that_shares_its_device(place, suite, tmp_
     """The program fails when the executor has counted a spin for another process."""
     sliced = {"PYCOLL_SIM_TIME_SLICE": "1", "PYCOLL_SIM_SLICE_FILE": str(tmp_path / "slices")}
     run(suite, place, 8, 0, **sliced)
+
+
+@pytest.mark.parametrize(
+    ("place", "suite"),
+    [
+        *[("hosts-shared", suite) for suite in [*ALIVE_ON_HOSTS, *LONG, "premul"]],
+        *[("hosts-peers", suite) for suite in [*ALIVE_ON_HOSTS, "graphs"]],
+        ("hosts-uneven", "sums"),
+        ("hosts-three", "sums"),
+    ],
+)
+def test_several_hosts(place, suite):
+    run(suite, place, 12, 1, **SMALL)
+
+
+@pytest.mark.parametrize("suite", ["collectives", "two_groups", "refused"])
+def test_several_hosts_and_small_calls(suite):
+    run(suite, "hosts-shared", 6, 0)
+
+
+@pytest.mark.parametrize(
+    ("place", "suite"),
+    [
+        *[("hosts-shared", suite) for suite in [*ENDED, *ENDED_ON_HOSTS]],
+        ("hosts-peers", "killed_amid"),
+        ("hosts-peers", "late"),
+    ],
+)
+def test_several_hosts_of_which_one_fails(place, suite):
+    run(suite, place, 1, 1, **SMALL)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(2, 22))
+@pytest.mark.parametrize("place", ["hosts-shared", "hosts-peers"])
+def test_a_rank_dies_at_many_moments(place, seed):
+    run("killed_amid", place, 1, seed, **SMALL)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(2, 8))
+@pytest.mark.parametrize("suite", [*ALIVE_ON_HOSTS, *LONG, "premul"])
+@pytest.mark.parametrize("place", HOSTS)
+def test_several_hosts_and_many_schedules(place, suite, seed):
+    run(suite, place, 40, seed, **(SMALL if seed % 2 else {}))
 
 
 @pytest.mark.full

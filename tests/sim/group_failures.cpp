@@ -1,6 +1,7 @@
 // Groups that end: what ranks are told, and how soon.
 #include <csignal>
 #include <cstdio>
+#include <thread>
 
 #include "core/error.h"
 #include "group_world.h"
@@ -14,14 +15,14 @@ constexpr auto kSoon = std::chrono::seconds(10);
 
 struct Call {
   CallRequest request;
-  cuda::DeviceMemory memory{4096};
+  cuda::DeviceMemory memory;
   cuda::Stream stream;
 
-  Call() {
+  explicit Call(uint64_t count = 1024) : memory(count * sizeof(float)) {
     request.collective = Collective::all_reduce;
     request.dtype = DType::float32;
     request.reduce_op = ReduceOp::sum;
-    request.input = request.output = {{{memory.data(), 1024}}};
+    request.input = request.output = {{{memory.data(), count}}};
   }
 };
 
@@ -79,6 +80,62 @@ void killed_suite(const GroupSettings& settings) {
     check_dead(rank, call, said);
   };
   run_group(settings, body, [&](int rank) { return rank == victim ? SIGKILL : 0; });
+}
+
+// Calls follow each other, and the victim goes after some time, which each case draws.
+void killed_amid_suite(const GroupSettings& settings) {
+  const int victim = settings.ranks - 1;
+  const auto body = [&](GroupRank& rank) {
+    Call call(60000);
+    rank.group->enqueue(call.request, call.stream.get());
+    if (cudaStreamSynchronize(call.stream.get()) != cudaSuccess) throw std::runtime_error("sync");
+    rank.meeting.barrier();
+    std::thread killer;
+    if (rank.rank == victim) {
+      killer = std::thread([&] {
+        ::usleep(static_cast<useconds_t>(rank.seed * 7919 % 20000));
+        ::raise(SIGKILL);
+      });
+    }
+    std::string said;
+    const Deadline deadline = Deadline::after(kSoon);
+    while (said.empty()) {
+      check(!deadline.passed(), "no error in time");
+      try {
+        rank.group->enqueue(call.request, call.stream.get());
+        while (cudaStreamQuery(call.stream.get()) == cudaErrorNotReady) rank.group->check();
+        rank.group->check();
+      } catch (const Error& error) {
+        said = error.what();
+      }
+    }
+    const bool names = said.find("rank " + std::to_string(victim)) != std::string::npos;
+    check(names, "the error does not name rank " + std::to_string(victim) + ": " + said);
+    check_dead(rank, call, said);
+  };
+  run_group(settings, body, [&](int rank) { return rank == victim ? SIGKILL : 0; });
+}
+
+// The last rank does not come while the others wait.
+void late_suite(const GroupSettings& settings) {
+  run_group(settings, [&](GroupRank& rank) {
+    Call call;
+    rank.group->enqueue(call.request, call.stream.get());
+    if (cudaStreamSynchronize(call.stream.get()) != cudaSuccess) throw std::runtime_error("sync");
+    rank.meeting.barrier();
+    call.request.timeout = std::chrono::milliseconds(500);
+    if (rank.rank != settings.ranks - 1) {
+      try {
+        rank.group->enqueue(call.request, call.stream.get());
+      } catch (const Error&) {
+        // One that has heard of the end already.
+      }
+    }
+    const std::string said = error_of(rank).what();
+    check(said.find("ime") != std::string::npos, "it does not say that time is over: " + said);
+    check_dead(rank, call, said);
+    rank.meeting.barrier();
+  });
 }
 
 void abort_suite(const GroupSettings& settings) {

@@ -1,7 +1,11 @@
 #include "group_world.h"
 
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -12,6 +16,7 @@
 #include <thread>
 
 #include "core/error.h"
+#include "core/fd.h"
 #include "runtime/store.h"
 #include "sim/control.h"
 #include "transport/network.h"
@@ -76,8 +81,47 @@ void forbid_peer_access(int device, int devices) {
   }
 }
 
+void join_namespace(pid_t of, const char* kind, int type) {
+  const std::string theirs = concat("/proc/", of, "/ns/", kind);
+  const std::string own = concat("/proc/self/ns/", kind);
+  struct stat there {
+  }, here{};
+  if (::stat(theirs.c_str(), &there) != 0 || ::stat(own.c_str(), &here) != 0) {
+    throw std::runtime_error(errno_text(theirs.c_str()));
+  }
+  if (there.st_ino == here.st_ino) return;
+  const UniqueFd space(::open(theirs.c_str(), O_RDONLY | O_CLOEXEC));
+  if (::setns(space.get(), type) != 0) throw std::runtime_error(errno_text("setns"));
+}
+
+// To pycoll, processes are on one host when they have the same namespaces (core/host.h): the first
+// rank of each further host makes a mount namespace, the others join it.
+void move_to_host(const std::string& hosts, Meeting& meeting) {
+  if (hosts.empty()) return;
+  const auto first = hosts.find(hosts[static_cast<size_t>(meeting.rank)]);
+  const bool moves = first != 0;
+  const bool leads = first == static_cast<size_t>(meeting.rank);
+  if (moves && leads && ::unshare(CLONE_NEWNS) != 0 &&
+      ::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) {
+    throw std::runtime_error(errno_text("unshare of the mount namespace"));
+  }
+  const std::vector<pid_t> processes = meeting.exchange(::getpid());
+  if (moves && !leads) {
+    join_namespace(processes[first], "user", CLONE_NEWUSER);
+    join_namespace(processes[first], "mnt", CLONE_NEWNS);
+  }
+  meeting.barrier();
+}
+
+int device_of(const GroupSettings& settings, int rank, int devices) {
+  if (settings.hosts.empty()) return rank % devices;
+  const auto end = settings.hosts.begin() + rank;
+  return static_cast<int>(std::count(settings.hosts.begin(), end, *end)) % devices;
+}
+
 void run_rank(const GroupSettings& settings, const fs::path& place, Meeting& meeting,
               const std::function<void(GroupRank&)>& body) {
+  move_to_host(settings.hosts, meeting);
   DirectoryStore store(place);
   NetworkRegistry networks;
   BootstrapRequest request;
@@ -90,7 +134,7 @@ void run_rank(const GroupSettings& settings, const fs::path& place, Meeting& mee
                                     std::chrono::seconds(60));
   const auto library = DeviceLibrary::load(PYCOLL_SIMGPU);
   const int devices = library->device_count();
-  const int device = meeting.rank % devices;
+  const int device = device_of(settings, meeting.rank, devices);
   if (settings.apart) forbid_peer_access(device, devices);
   GroupRank rank{meeting.rank, meeting.size, device,
                  meeting,      control,      library->open(control, device),

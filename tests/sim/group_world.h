@@ -17,19 +17,21 @@ struct GroupSettings {
   uint64_t seed = 0;
   // No device reaches another's memory.
   bool apart = false;
+  // A letter a rank, which is its host: "aabb"; empty: all on one.
+  std::string hosts;
 };
 
 struct GroupRank {
   int rank;
   int ranks;
-  int device;
+  int device;  // the first rank of a host has device 0
   Meeting& meeting;
   std::shared_ptr<Communicator> control;
   std::shared_ptr<pycoll::DeviceGroup> group;
   uint64_t seed;
 };
 
-// Runs `body` in a process a rank, rank r on device r mod the number of devices. Throws unless each
+// Runs `body` in a process a rank; the ranks of a host have its devices in turn. Throws unless each
 // process ends with what `expected` says of it: 0 by default; a wait status.
 void run_group(const GroupSettings& settings, const std::function<void(GroupRank&)>& body,
                const std::function<int(int rank)>& expected = nullptr);
@@ -45,7 +47,11 @@ void messages_suite(const GroupSettings& settings);
 void graphs_suite(const GroupSettings& settings);
 void places_suite(const GroupSettings& settings);
 void premul_suite(const GroupSettings& settings);
+void sums_suite(const GroupSettings& settings);
+void bits_suite(const GroupSettings& settings);
 void killed_suite(const GroupSettings& settings);
+void killed_amid_suite(const GroupSettings& settings);
+void late_suite(const GroupSettings& settings);
 void abort_suite(const GroupSettings& settings);
 void refused_suite(const GroupSettings& settings);
 void two_groups_suite(const GroupSettings& settings);

@@ -1,8 +1,9 @@
 // Groups of processes on simulated GPUs, through the interface that the rest of pycoll uses.
 //
 //   groups --list
-//   groups SUITE RANKS CASES [SEED] [apart]      apart: no device reaches another's memory
+//   groups SUITE RANKS CASES [SEED [apart | HOSTS]]
 //
+// apart: no device reaches another's memory. HOSTS: a letter a rank, "aabb", which is its host.
 // The environment says how many devices there are, and the rest (csrc/sim/control.h). Exit code 0:
 // all as it must be; 1: not; 2: wrong usage.
 #include <cstdio>
@@ -21,9 +22,14 @@ std::vector<GroupSuite> pycoll::sim::tests::group_suites() {
       {"places", "vectors that peers use where they lie, memory that is freed and made again",
        places_suite},
       {"premul", "premul_sum with a factor a rank", premul_suite},
+      {"sums", "an all_reduce of every type and operation, of sizes around those where it is cut",
+       sums_suite},
+      {"bits", "sums of fractions have the same bits on every rank, and every time", bits_suite},
       {"two_groups", "two groups of the same ranks, calls in flight of both", two_groups_suite},
       {"refused", "calls that are refused leave the group as it was", refused_suite},
       {"killed", "a rank dies; the others say which", killed_suite},
+      {"killed_amid", "a rank dies somewhere in a large call", killed_amid_suite},
+      {"late", "a rank does not come; the others end, by their timeout", late_suite},
       {"abort", "a rank gives up; the others hear of it", abort_suite},
   };
 }
@@ -38,7 +44,12 @@ int main(int argc, char** argv) {
     settings.ranks = std::atoi(argv[2]);
     settings.cases = std::strtoull(argv[3], nullptr, 10);
     settings.seed = argc > 4 ? std::strtoull(argv[4], nullptr, 10) : 0;
-    settings.apart = argc > 5;
+    const std::string where = argc > 5 ? argv[5] : "";
+    settings.apart = where == "apart";
+    if (!settings.apart) settings.hosts = where;
+    if (!settings.hosts.empty() && settings.hosts.size() != static_cast<size_t>(settings.ranks)) {
+      break;
+    }
     if (settings.ranks < 1 || settings.ranks > Meeting::kRanks) break;
     try {
       suite.run(settings);
@@ -50,6 +61,6 @@ int main(int argc, char** argv) {
     }
   }
   if (lists) return 0;
-  std::fprintf(stderr, "usage: groups --list | SUITE RANKS CASES [SEED] [apart]\n");
+  std::fprintf(stderr, "usage: groups --list | SUITE RANKS CASES [SEED [apart | HOSTS]]\n");
   return 2;
 }

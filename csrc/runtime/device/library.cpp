@@ -1,5 +1,6 @@
 // What libpycoll_cuda.so exports.
 #include "core/error.h"
+#include "runtime/device/hosts_group.h"
 #include "runtime/device/peer_group.h"
 #include "runtime/device/shared_device_group.h"
 #include "runtime/device/staged_group.h"
@@ -66,6 +67,12 @@ class Library final : public DeviceLibrary {
     }
     if (seed.peers.path == Path::peers && geometry) {
       return std::make_shared<PeerGroup>(std::move(seed), *geometry);
+    }
+    if (seed.peers.path == Path::hosts) {
+      const auto inside = [&](const std::shared_ptr<Communicator>& here) {
+        return open(here, device);
+      };
+      return std::make_shared<HostsGroup>(std::move(seed), inside);
     }
     return std::make_shared<StagedGroup>(std::move(seed));
   }

@@ -31,9 +31,8 @@ DeviceIdentity identity_of(int device) {
   return identity;
 }
 
-// Whether kernels of `device` may touch memory on a peer's, and handles of it open.
+// Whether kernels of `device` may touch memory on a peer's of this host, and handles of it open.
 bool reaches(int device, const DeviceIdentity& mine, const DeviceIdentity& peer) {
-  if (!mine.same_host(peer)) return false;
   if (mine.same_device(peer)) return true;
   int ordinal = 0, possible = 0;
   const bool known = cudaDeviceGetByPCIBusId(&ordinal, peer.bus_id) == cudaSuccess &&
@@ -85,9 +84,15 @@ void Meeting::together(const char* what, const std::function<void()>& part) cons
 
 Path choose_path(const std::vector<DeviceIdentity>& identities,
                  const std::vector<uint8_t>& reaches_all) {
-  if (identities.size() > static_cast<size_t>(kMaxRanks)) return Path::staged;
   const auto yes = [](uint8_t reached) { return reached != 0; };
   if (!std::all_of(reaches_all.begin(), reaches_all.end(), yes)) return Path::staged;
+  bool several_hosts = false;
+  for (const DeviceIdentity& one : identities) {
+    const auto here = [&](const DeviceIdentity& other) { return one.same_host(other); };
+    if (std::count_if(identities.begin(), identities.end(), here) > kMaxRanks) return Path::staged;
+    several_hosts |= !one.same_host(identities.front());
+  }
+  if (several_hosts) return Path::hosts;
   for (size_t a = 0; a < identities.size(); ++a) {
     for (size_t b = 0; b < a; ++b) {
       // A kernel may wait for nobody on its own device: two processes take turns there.
@@ -103,7 +108,9 @@ Peers find_peers(const Meeting& meeting, int device) {
   DeviceIdentity mine;
   meeting.together("asking for the GPU", [&] { mine = identity_of(device); });
   peers.identities = meeting.exchange(mine);
-  const auto reached = [&](const DeviceIdentity& peer) { return reaches(device, mine, peer); };
+  const auto reached = [&](const DeviceIdentity& peer) {
+    return !mine.same_host(peer) || reaches(device, mine, peer);
+  };
   const bool all = std::all_of(peers.identities.begin(), peers.identities.end(), reached);
   peers.path = choose_path(peers.identities, meeting.exchange(static_cast<uint8_t>(all ? 1 : 0)));
   return peers;

@@ -40,6 +40,7 @@ struct DeviceIdentity {
 enum class Path : uint8_t {
   shared_device,  // kernels that never wait, ordered by words that streams wait for
   peers,          // one device a rank: kernels that wait for their peers' kernels
+  hosts,          // one of these inside of each host, the CPU transport between them
   staged,         // pinned host memory and the CPU transport
 };
 
@@ -58,7 +59,7 @@ struct Peers {
 // Collective; the same on every rank. `device` is an ordinal of this process.
 Peers find_peers(const Meeting& meeting, int device);
 
-// The choice, from what all ranks know: whether rank r reaches the memory of all its peers.
+// The choice, from what all ranks know: whether rank r reaches the memory of all ranks of its host.
 Path choose_path(const std::vector<DeviceIdentity>& identities,
                  const std::vector<uint8_t>& reaches_all);
 
