@@ -1,8 +1,9 @@
-"""Bugs put into the device kernels on purpose, each with the check that must find it.
+"""Bugs put into the device kernels on purpose, each with the check that must find it; and into the
+host's side of groups on several hosts.
 
 A mutant is one substitution: `find` stands exactly once in `file`. `check` is a suite of
-tests/sim/device_kernels.cpp, `build` what it is compiled with; `signs` are what its output may
-show.
+tests/sim/device_kernels.cpp (or of `program`), `build` what it is compiled with; `signs` are what
+its output may show.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ class Mutant(NamedTuple):
     check: str
     build: str = "thread"
     signs: tuple[str, ...] = ("data race",)
+    program: str = "device_kernels"
 
 
 KERNELS = "csrc/kernels/cuda/"
@@ -28,6 +30,10 @@ WAITING = KERNELS + "waiting.cuh"
 WRONG = ("FAILED",)
 CREDIT = "credit_of(group_, step.from, group_.rank, fifo),"
 SYNC = "    __syncthreads();\n"
+
+GROUPS = "csrc/runtime/device/"
+HOSTS = GROUPS + "hosts_group.cpp"
+HOST_WORK = GROUPS + "host_work.cpp"
 
 MUTANTS = [
     Mutant(
@@ -200,5 +206,71 @@ MUTANTS = [
         "failures",
         "",
         WRONG,
+    ),
+    Mutant(
+        "word_not_taken_back",
+        HOST_WORK,
+        "{{true, word_of(slot), 1}, {false, word_of(slot), 0}}",
+        "{{true, word_of(slot), 1}}",
+        "the next piece in a slot is copied back before it was summed",
+        "sums",
+        "",
+        WRONG,
+        "groups",
+    ),
+    Mutant(
+        "slot_not_waited_for",
+        HOSTS,
+        "      host().end(slot, stream);\n",
+        "      if (k % 3 != 0) host().end(slot, stream);\n",
+        "some pieces are copied back before they were summed",
+        "sums",
+        "",
+        WRONG,
+        "groups",
+    ),
+    Mutant(
+        "partial_sums_rounded",
+        HOSTS,
+        "  Sum sum{kernels->acc, ",
+        "  Sum sum{request.dtype, ",
+        "sums of 16-bit floats are rounded in each host, and again between them",
+        "sums",
+        "",
+        WRONG,
+        "groups",
+    ),
+    Mutant(
+        "not_divided",
+        HOSTS,
+        "  if (sum.divides) divide(sum.dtype, share, stream);\n",
+        "",
+        "AVG is a sum",
+        "sums",
+        "",
+        WRONG,
+        "groups",
+    ),
+    Mutant(
+        "not_gathered",
+        HOSTS,
+        "  gather(request, part.output, part.count, stream);\n",
+        "",
+        "a rank has its own share only",
+        "sums",
+        "",
+        WRONG,
+        "groups",
+    ),
+    Mutant(
+        "other_numbers",
+        HOSTS,
+        '        throw among(members, "between hosts", error);\n',
+        "        throw;\n",
+        "an error counts ranks as those between hosts do",
+        "killed_amid",
+        "",
+        WRONG,
+        "groups",
     ),
 ]

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import pytest
 
+import mounts
 import native_build
 from device_mutants import MUTANTS, Mutant
 
 CASES = {"thread": 64, "address": 200, "": 200}
+# As in test_sim_groups.py: two hosts, each with two ranks on its GPU.
+ON_HOSTS = ["PYCOLL_SIM_DEVICES=1", "PYCOLL_WINDOW_BYTES=4096", "PYCOLL_SLOT_BYTES=1024"]
+ON_HOSTS += ["PYCOLL_SIM_TIMEOUT_S=20"]
 SEEDS = range(6)
 OPTIONS = "TSAN_OPTIONS=halt_on_error=1 exitcode=66 atexit_sleep_ms=0"
 DEADLINE_S = 120
@@ -33,12 +37,20 @@ def tree():
     native_build.sync()
     for build in CASES:  # nobody shall run the last mutant by mistake
         where = native_build.PLACE / "sim" / (build or "plain")
-        (where / "device_kernels").unlink(missing_ok=True)
+        for name in ("device_kernels", "groups", "libpycoll_simgpu.so"):
+            (where / name).unlink(missing_ok=True)
 
 
-def run_check(build: str, check: str, seed: int):
-    program = native_build.build(build, "device_kernels", project="sim") / "device_kernels"
-    command = ["env", OPTIONS, program, check, str(CASES[build]), str(seed)]
+def run_check(mutant: Mutant, seed: int):
+    name = mutant.program
+    program = native_build.build(mutant.build, name, project="sim") / name
+    if name == "groups":
+        if mounts.why_not():
+            pytest.skip(mounts.why_not())
+        settings = [*ON_HOSTS, f"PYCOLL_SIM_SEED={seed + 1}"]
+        command = ["env", *settings, program, mutant.check, "4", "20", str(seed + 1), "aabb"]
+    else:
+        command = ["env", OPTIONS, program, mutant.check, str(CASES[mutant.build]), str(seed)]
     return native_build.run(command, DEADLINE_S)
 
 
@@ -52,10 +64,10 @@ def substitute(tree, mutant: Mutant) -> None:
 
 
 def test_the_checks_pass_without_a_mutant(tree):
-    for build, check in sorted({(mutant.build, mutant.check) for mutant in MUTANTS}):
+    for mutant in {(one.program, one.build, one.check): one for one in MUTANTS}.values():
         for seed in SEEDS:
-            done = run_check(build, check, seed)
-            assert done.returncode == 0, f"{build} {check}: {done.stdout[:3000]}"
+            done = run_check(mutant, seed)
+            assert done.returncode == 0, f"{mutant.build} {mutant.check}: {done.stdout[:3000]}"
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
@@ -63,7 +75,7 @@ def test_a_mutant_is_caught(tree, mutant):
     native_build.sync()  # takes the last mutant back
     substitute(tree, mutant)
     for seed in SEEDS:
-        done = run_check(mutant.build, mutant.check, seed)
+        done = run_check(mutant, seed)
         if done.returncode != 0:
             break
     assert done.returncode != 0, (
