@@ -107,7 +107,6 @@ FLOORS: dict[str, Callable[[int], float]] = {
     "cast_check_bfloat16": lambda ranks: 1.5,
     # All inputs are read once, all outputs written once: what no all_reduce can go below.
     "reduce_many": lambda ranks: 2 * ranks,
-    "two_shot_direct": lambda ranks: 2 * ranks,
     # Into the window, then everybody reads everything.
     "one_shot_kernel": lambda ranks: ranks * (ranks + 3),
     # All but its own part into the window; a part of all ranks summed, to window and output; the

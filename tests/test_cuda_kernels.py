@@ -23,7 +23,6 @@ WAITS = {
     "run_program_kernel": ["ld.acquire.sys.b64", "ld.acquire.sys.b32", "st.release.sys.b64"],
     "one_shot_kernel": ["ld.acquire.sys.b64", "st.release.sys.b64"],
     "two_shot_kernel": ["ld.acquire.sys.b64", "st.release.sys.b64"],
-    "two_shot_direct_kernel": ["ld.acquire.sys.b64", "st.release.sys.b64"],
     "one_shot_ll_kernel": [
         *("ld.relaxed.sys.b64", "st.relaxed.sys.b64"),  # data and flag in one
         *("ld.acquire.sys.b32", "st.release.sys.b32"),  # credits

@@ -16,7 +16,7 @@ SANITIZER = "/usr/local/cuda/bin/compute-sanitizer"
 # These wait for no other kernel.
 ALONE = ["copy", "scale", "cast_float16", "cast_check_float16", "cast_check_bfloat16"]
 ALONE += ["reduce_many"]
-TOGETHER = ["one_shot_ll", "one_shot_kernel", "two_shot_kernel", "two_shot_direct", "ring", "tree"]
+TOGETHER = ["one_shot_ll", "one_shot_kernel", "two_shot_kernel", "ring", "tree"]
 TOGETHER += ["two_shot"]
 
 

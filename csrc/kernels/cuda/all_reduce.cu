@@ -6,11 +6,29 @@
 namespace pycoll::cuda {
 namespace {
 
-// What a block takes before there is another one.
-constexpr uint64_t kOneShotBytes = 16 << 10;
-constexpr uint64_t kTwoShotBytes = 64 << 10;
-constexpr uint64_t kDirectBytes = 32 << 10;
-constexpr uint64_t kPacketBytes = 1 << 10;
+constexpr uint64_t kPacketBytes = 1 << 10;  // of a block, before there is another one
+
+// A kernel by element type, and what one of its blocks takes before there is another one.
+struct Kernels {
+  using Kernel = void (*)(AllReduceArguments);
+  Kernel float32;
+  Kernel float16;
+  Kernel bfloat16;
+  uint64_t block_bytes;
+
+  // nullptr: there is none.
+  Kernel of(DType dtype) const {
+    if (dtype == DType::float32) return float32;
+    if (dtype == DType::float16) return float16;
+    return dtype == DType::bfloat16 ? bfloat16 : nullptr;
+  }
+};
+constexpr Kernels kOneShotLl{&one_shot_ll_kernel<float>, &one_shot_ll_kernel<__half>,
+                             &one_shot_ll_kernel<__nv_bfloat16>, kPacketBytes};
+constexpr Kernels kOneShot{&one_shot_kernel<float>, &one_shot_kernel<__half>,
+                           &one_shot_kernel<__nv_bfloat16>, 16 << 10};
+constexpr Kernels kTwoShot{&two_shot_kernel<float>, &two_shot_kernel<__half>,
+                           &two_shot_kernel<__nv_bfloat16>, 64 << 10};
 
 struct Shape {
   uint64_t share;  // elements a block
@@ -45,24 +63,22 @@ AllReduceArguments arguments_of(const GroupView& group, const AllReduceCall& cal
           averages ? static_cast<float>(call.arithmetic.world_size) : 0.0f};
 }
 
-device::LaunchShape launch_shape(const Shape& shape, int32_t threads) {
-  return {dim3(static_cast<unsigned>(shape.blocks)), dim3(static_cast<unsigned>(threads))};
+cudaError_t launch(const Kernels& kernels, const GroupView& group, const AllReduceCall& call,
+                   cudaStream_t stream, const Shape& shape, int32_t threads) {
+  const bool has = has_fast_all_reduce(call.arithmetic.dtype, call.arithmetic.op);
+  const Kernels::Kernel kernel = has ? kernels.of(call.arithmetic.dtype) : nullptr;
+  if (kernel == nullptr) return cudaErrorInvalidValue;
+  return device::launch(
+      kernel, {dim3(static_cast<unsigned>(shape.blocks)), dim3(static_cast<unsigned>(threads))},
+      stream, arguments_of(group, call, shape));
 }
 
-// launch_as<T>() for the element type, of those that are fast.
-template <class Launch>
-cudaError_t by_type(const AllReduceCall& call, const Launch& launch) {
-  if (!has_fast_all_reduce(call.arithmetic.dtype, call.arithmetic.op)) return cudaErrorInvalidValue;
-  switch (call.arithmetic.dtype) {
-    case DType::float32:
-      return launch(float{});
-    case DType::float16:
-      return launch(__half{});
-    case DType::bfloat16:
-      return launch(__nv_bfloat16{});
-    default:
-      return cudaErrorInvalidValue;
-  }
+cudaError_t launch_in_windows(const Kernels& kernels, const GroupView& group,
+                              const AllReduceCall& call, cudaStream_t stream) {
+  const Geometry& g = group.geometry;
+  const uint64_t element = size_of(call.arithmetic.dtype);
+  return launch(kernels, group, call, stream,
+                shape_of(call.count, element, kernels.block_bytes, g.blocks), g.threads);
 }
 
 }  // namespace
@@ -81,47 +97,17 @@ cudaError_t all_reduce_one_shot_ll(const GroupView& group, const AllReduceCall& 
   const Shape shape = shape_of(call.count, element, bytes, g.blocks);
   const uint64_t words = divide_up(std::min(shape.share, call.count) * element, 4);
   const auto threads = static_cast<int32_t>(std::max<uint64_t>(1, divide_up(words, 32)) * 32);
-  return by_type(call, [&](auto type) {
-    return device::launch(&one_shot_ll_kernel<decltype(type)>,
-                          launch_shape(shape, std::min(threads, g.threads)), stream,
-                          arguments_of(group, call, shape));
-  });
+  return launch(kOneShotLl, group, call, stream, shape, std::min(threads, g.threads));
 }
 
 cudaError_t all_reduce_one_shot(const GroupView& group, const AllReduceCall& call,
                                 cudaStream_t stream) {
-  const Shape shape =
-      shape_of(call.count, size_of(call.arithmetic.dtype), kOneShotBytes, group.geometry.blocks);
-  return by_type(call, [&](auto type) {
-    return device::launch(&one_shot_kernel<decltype(type)>,
-                          launch_shape(shape, group.geometry.threads), stream,
-                          arguments_of(group, call, shape));
-  });
+  return launch_in_windows(kOneShot, group, call, stream);
 }
 
 cudaError_t all_reduce_two_shot(const GroupView& group, const AllReduceCall& call,
                                 cudaStream_t stream) {
-  const Shape shape =
-      shape_of(call.count, size_of(call.arithmetic.dtype), kTwoShotBytes, group.geometry.blocks);
-  return by_type(call, [&](auto type) {
-    return device::launch(&two_shot_kernel<decltype(type)>,
-                          launch_shape(shape, group.geometry.threads), stream,
-                          arguments_of(group, call, shape));
-  });
-}
-
-cudaError_t all_reduce_two_shot_direct(const GroupView& group, const AllReduceCall& call,
-                                       const PeerVectors& vectors, cudaStream_t stream) {
-  const uint64_t element = size_of(call.arithmetic.dtype);
-  const auto world = static_cast<uint64_t>(group.geometry.world_size);
-  const uint64_t line = 64 / element;
-  const uint64_t part = divide_up(divide_up(call.count, world), line) * line;
-  const Shape shape = shape_of(part, element, kDirectBytes, group.geometry.blocks);
-  const DirectArguments arguments{arguments_of(group, call, shape), vectors};
-  return by_type(call, [&](auto type) {
-    return device::launch(&two_shot_direct_kernel<decltype(type)>,
-                          launch_shape(shape, group.geometry.threads), stream, arguments);
-  });
+  return launch_in_windows(kTwoShot, group, call, stream);
 }
 
 }  // namespace pycoll::cuda

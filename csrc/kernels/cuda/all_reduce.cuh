@@ -1,4 +1,4 @@
-// all_reduce by hand, for where latency rules: one_shot, two_shot (staged and direct), one_shot_ll.
+// all_reduce by hand, for where latency rules: one_shot, two_shot, one_shot_ll.
 // All sum in rank order. Blocks with one index at all ranks work on one share of the vector and
 // meet nobody else.
 #pragma once
@@ -21,24 +21,25 @@ struct AllReduceArguments {
   float divisor;
 };
 
-// What a block keeps between kernels, in the register of every thread.
-struct BlockCounters {
-  uint32_t barriers;
-  uint32_t window_round;
-};
 PYCOLL_DEVICE uint32_t* counter_of_block(const GroupView& group, uint64_t array) {
   return word_at<uint32_t>(group, group.rank, array, blockIdx.x);
 }
-PYCOLL_DEVICE BlockCounters load_counters(const GroupView& group) {
-  return {*counter_of_block(group, group.layout.barriers),
-          *counter_of_block(group, group.layout.window_rounds)};
+
+PYCOLL_DEVICE uint64_t smaller(uint64_t a, uint64_t b) {
+  return a < b ? a : b;
 }
-// After a barrier of the block since load_counters().
-PYCOLL_DEVICE void store_counters(const GroupView& group, const BlockCounters& counters) {
-  if (threadIdx.x != 0) return;
-  *counter_of_block(group, group.layout.barriers) = counters.barriers;
-  *counter_of_block(group, group.layout.window_rounds) = counters.window_round;
+
+// Elements [begin, end) of a vector that this block works on.
+struct Share {
+  uint64_t begin;
+  uint64_t end;
+};
+PYCOLL_DEVICE Share share_of_block(const AllReduceArguments& in) {
+  return {smaller(blockIdx.x * in.share, in.count), smaller((blockIdx.x + 1) * in.share, in.count)};
 }
+
+// ---- one_shot and two_shot: ranks show each other parts of their vectors in windows, which a
+// block has two of and uses in turn, one a round. ----
 
 // The part of each rank at some place of its window; this rank's is `own`.
 struct PeerWindows {
@@ -66,68 +67,94 @@ struct TwoTargets {
   }
 };
 
-PYCOLL_DEVICE uint64_t smaller(uint64_t a, uint64_t b) {
-  return a < b ? a : b;
-}
+// A block's work on its share, in the registers of every thread.
+template <class T>
+class Rounds {
+ public:
+  PYCOLL_DEVICE Rounds(const AllReduceArguments& in, BlockState* state)
+      : share(share_of_block(in)),
+        input(static_cast<const T*>(in.input)),
+        output(static_cast<T*>(in.output)),
+        in_(in),
+        state_(state),
+        arithmetic_({in.divisor}),
+        barriers_(*counter_of_block(in.group, in.group.layout.barriers)),
+        round_(*counter_of_block(in.group, in.group.layout.window_rounds)) {}
 
-// Elements [begin, end) of a vector that this block works on.
-struct Share {
-  uint64_t begin;
-  uint64_t end;
+  const Share share;
+  const T* const input;
+  T* const output;
+
+  // Of this round.
+  PYCOLL_DEVICE std::byte* window(int32_t rank) const {
+    return window_of(in_.group, rank, blockIdx.x, round_);
+  }
+  // Of `bytes` from or to a window.
+  PYCOLL_DEVICE void copy(const void* from, void* to, uint64_t bytes) const {
+    copy_bytes(block_team(),
+               {static_cast<const std::byte*>(from), static_cast<std::byte*>(to), nullptr}, bytes);
+  }
+  // Barrier `step` of a round. False: given up.
+  PYCOLL_DEVICE bool meet(uint32_t step) {
+    return cuda::meet(in_.group, state_, in_.call, in_.everybody, &barriers_, step);
+  }
+  // Of n elements at `own` and of those at `offset` bytes of the peers' windows.
+  PYCOLL_DEVICE void sum(const T* own, uint64_t offset, const TwoTargets& targets,
+                         uint64_t n) const {
+    const bool aligned = (low_bits(own) | low_bits(targets.first) | low_bits(targets.second)) == 0;
+    arithmetic_.sum(block_team(), PeerWindows{in_.group, own, offset, round_}, targets, n, aligned);
+  }
+  PYCOLL_DEVICE void next() { ++round_; }
+  // Where the next kernel, or a replay of this one, goes on. After a barrier of the block.
+  PYCOLL_DEVICE void store_counters() const {
+    if (threadIdx.x != 0) return;
+    *counter_of_block(in_.group, in_.group.layout.barriers) = barriers_;
+    *counter_of_block(in_.group, in_.group.layout.window_rounds) = round_;
+  }
+
+ private:
+  const AllReduceArguments& in_;
+  BlockState* const state_;
+  const FloatSum<T> arithmetic_;
+  uint32_t barriers_;
+  uint32_t round_;
 };
-PYCOLL_DEVICE Share share_of_block(const AllReduceArguments& in) {
-  return {smaller(blockIdx.x * in.share, in.count), smaller((blockIdx.x + 1) * in.share, in.count)};
-}
 
-// ---- one_shot: show all, read all. One barrier a round: peers are done with the window before
-// last when they come to this round's barrier. ----
-
+// Show all, read all. One barrier a round: peers are done with the window before last when they
+// come to this round's barrier.
 template <class T>
 __global__ void __launch_bounds__(kMaxThreads, 1)
     one_shot_kernel(PYCOLL_GRID_CONSTANT AllReduceArguments in) {
   PYCOLL_SHARED(BlockState, state, 1);
   begin_block(state);
-  const GroupView& group = in.group;
-  const FloatSum<T> arithmetic({in.divisor});
-  BlockCounters counters = load_counters(group);
-  const auto* input = static_cast<const T*>(in.input);
-  auto* output = static_cast<T*>(in.output);
-  const Share share = share_of_block(in);
-  const uint64_t most = group.geometry.window_bytes / sizeof(T);
+  Rounds<T> rounds(in, state);
+  const Share share = rounds.share;
+  const uint64_t most = in.group.geometry.window_bytes / sizeof(T);
   uint64_t at = share.begin;
   do {  // once at least: calls on nothing still meet
     const uint64_t n = smaller(share.end - at, most);
-    std::byte* window = window_of(group, group.rank, blockIdx.x, counters.window_round);
-    copy_bytes(block_team(), {reinterpret_cast<const std::byte*>(input + at), window, nullptr},
-               n * sizeof(T));
-    if (!meet(group, state, in.call, in.everybody, &counters.barriers, 0)) return;
-    const bool aligned = (low_bits(input + at) | low_bits(output + at)) == 0;
-    arithmetic.sum(block_team(), PeerWindows{group, input + at, 0, counters.window_round},
-                   TwoTargets{output + at, nullptr}, n, aligned);
-    ++counters.window_round;
+    rounds.copy(rounds.input + at, rounds.window(in.group.rank), n * sizeof(T));
+    if (!rounds.meet(0)) return;
+    rounds.sum(rounds.input + at, 0, {rounds.output + at, nullptr}, n);
+    rounds.next();
     at += n;
   } while (at < share.end);
-  store_counters(group, counters);
+  rounds.store_counters();
 }
 
-// ---- two_shot. A window holds a part for each rank: what rank p sums lies at part p of every
-// window but p's own, where its result goes. ----
-
+// A window holds a part for each rank: what rank p sums lies at part p of every window but p's own,
+// where its result goes.
 template <class T>
 __global__ void __launch_bounds__(kMaxThreads, 1)
     two_shot_kernel(PYCOLL_GRID_CONSTANT AllReduceArguments in) {
   PYCOLL_SHARED(BlockState, state, 1);
   begin_block(state);
-  const GroupView& group = in.group;
-  const FloatSum<T> arithmetic({in.divisor});
-  BlockCounters counters = load_counters(group);
-  const auto* input = static_cast<const T*>(in.input);
-  auto* output = static_cast<T*>(in.output);
-  const auto world = static_cast<uint64_t>(group.geometry.world_size);
-  const auto rank = static_cast<uint64_t>(group.rank);
-  const Share share = share_of_block(in);
+  Rounds<T> rounds(in, state);
+  const Share share = rounds.share;
+  const auto world = static_cast<uint64_t>(in.group.geometry.world_size);
+  const auto rank = static_cast<uint64_t>(in.group.rank);
   constexpr uint64_t kLine = 64 / sizeof(T);
-  const uint64_t most = group.geometry.window_bytes / world / sizeof(T) / kLine * kLine;
+  const uint64_t most = in.group.geometry.window_bytes / world / sizeof(T) / kLine * kLine;
   uint64_t at = share.begin;
   do {
     const uint64_t left = share.end - at;
@@ -136,92 +163,25 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     const auto begin_of = [&](uint64_t p) { return smaller(at + p * part, share.end); };
     const auto bytes_of = [&](uint64_t p) { return (begin_of(p + 1) - begin_of(p)) * sizeof(T); };
     const auto window = [&](uint64_t of, uint64_t p) {
-      return window_of(group, static_cast<int32_t>(of), blockIdx.x, counters.window_round) +
-             p * part * sizeof(T);
+      return rounds.window(static_cast<int32_t>(of)) + p * part * sizeof(T);
     };
     for (uint64_t step = 1; step < world; ++step) {
       const uint64_t p = (rank + step) % world;
-      const T* from = input + begin_of(p);
-      copy_bytes(block_team(), {reinterpret_cast<const std::byte*>(from), window(rank, p), nullptr},
-                 bytes_of(p));
+      rounds.copy(rounds.input + begin_of(p), window(rank, p), bytes_of(p));
     }
-    if (!meet(group, state, in.call, in.everybody, &counters.barriers, 0)) return;
-    const T* own = input + begin_of(rank);
-    T* sum = output + begin_of(rank);
-    const uint64_t offset = rank * part * sizeof(T);
-    arithmetic.sum(block_team(), PeerWindows{group, own, offset, counters.window_round},
-                   TwoTargets{window(rank, rank), sum}, bytes_of(rank) / sizeof(T),
-                   (low_bits(own) | low_bits(sum)) == 0);
-    if (!meet(group, state, in.call, in.everybody, &counters.barriers, 1)) return;
+    if (!rounds.meet(0)) return;
+    const uint64_t mine = begin_of(rank);
+    rounds.sum(rounds.input + mine, rank * part * sizeof(T),
+               {window(rank, rank), rounds.output + mine}, bytes_of(rank) / sizeof(T));
+    if (!rounds.meet(1)) return;
     for (uint64_t step = 1; step < world; ++step) {
       const uint64_t p = (rank + step) % world;
-      T* to = output + begin_of(p);
-      copy_bytes(block_team(), {window(p, p), reinterpret_cast<std::byte*>(to), nullptr},
-                 bytes_of(p));
+      rounds.copy(window(p, p), rounds.output + begin_of(p), bytes_of(p));
     }
-    ++counters.window_round;
+    rounds.next();
     at = smaller(at + world * part, share.end);
   } while (at < share.end);
-  store_counters(group, counters);
-}
-
-// ---- two_shot on mapped vectors: each rank sums its part of all inputs into all outputs. ----
-
-struct DirectArguments {
-  AllReduceArguments all_reduce;
-  PeerVectors vectors;
-};
-
-struct PeerInputs {
-  const DirectArguments& in;
-  uint64_t offset;  // bytes
-  template <class Body>
-  PYCOLL_DEVICE void for_each(const Body& body) const {
-    for (int32_t rank = 0; rank < in.all_reduce.group.geometry.world_size; ++rank) {
-      body(rank == 0, static_cast<const std::byte*>(in.vectors.input[rank]) + offset);
-    }
-  }
-};
-struct PeerOutputs {
-  const DirectArguments& in;
-  uint64_t offset;
-  template <class Body>
-  PYCOLL_DEVICE void for_each(const Body& body) const {
-    for (int32_t rank = 0; rank < in.all_reduce.group.geometry.world_size; ++rank) {
-      body(static_cast<std::byte*>(in.vectors.output[rank]) + offset);
-    }
-  }
-};
-
-// `share` is a block's share of a rank's part here.
-template <class T>
-__global__ void __launch_bounds__(kMaxThreads, 1)
-    two_shot_direct_kernel(PYCOLL_GRID_CONSTANT DirectArguments in) {
-  PYCOLL_SHARED(BlockState, state, 1);
-  begin_block(state);
-  const AllReduceArguments& all = in.all_reduce;
-  const GroupView& group = all.group;
-  BlockCounters counters = load_counters(group);
-  const auto world = static_cast<uint64_t>(group.geometry.world_size);
-  constexpr uint64_t kLine = 64 / sizeof(T);
-  const uint64_t part = ((all.count + world - 1) / world + kLine - 1) / kLine * kLine;
-  const uint64_t part_begin = smaller(static_cast<uint64_t>(group.rank) * part, all.count);
-  const uint64_t part_end = smaller(part_begin + part, all.count);
-  const uint64_t begin = smaller(part_begin + blockIdx.x * all.share, part_end);
-  const uint64_t end = smaller(begin + all.share, part_end);
-
-  // The peers' inputs are there once their kernels run; their outputs are complete, and this rank's
-  // input is free, once they have left.
-  if (!meet(group, state, all.call, all.everybody, &counters.barriers, 0)) return;
-  uint32_t bits = 0;
-  for (uint64_t rank = 0; rank < world; ++rank) {
-    bits |= low_bits(in.vectors.input[rank]) | low_bits(in.vectors.output[rank]);
-  }
-  const FloatSum<T> arithmetic({all.divisor});
-  arithmetic.sum(block_team(), PeerInputs{in, begin * sizeof(T)},
-                 PeerOutputs{in, begin * sizeof(T)}, end - begin, bits == 0);
-  if (!meet(group, state, all.call, all.everybody, &counters.barriers, 1)) return;
-  store_counters(group, counters);
+  rounds.store_counters();
 }
 
 // ---- one_shot_ll: data and flag travel in one 64-bit word, so one trip is all there is. A word

@@ -102,15 +102,6 @@ cudaError_t all_reduce_one_shot(const GroupView& group, const AllReduceCall& cal
 // Every rank sums a part, then reads the others' sums. Any size.
 cudaError_t all_reduce_two_shot(const GroupView& group, const AllReduceCall& call,
                                 cudaStream_t stream);
-// The same without staging, where all ranks' vectors are mapped by all (NVLink: registered memory):
-// input[r] and output[r] are rank r's, as this rank maps them; call.input and call.output are not
-// looked at. A rank's two vectors are the same or have nothing in common.
-struct PeerVectors {
-  const void* input[kMaxRanks] = {};
-  void* output[kMaxRanks] = {};
-};
-cudaError_t all_reduce_two_shot_direct(const GroupView& group, const AllReduceCall& call,
-                                       const PeerVectors& vectors, cudaStream_t stream);
 
 // ---- Ranks that share a device: kernels of different processes take turns there, so these never
 // wait. The host orders phases by events: all inputs are complete before, nobody touches what these

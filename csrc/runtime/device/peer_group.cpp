@@ -13,62 +13,17 @@
 namespace pycoll::cuda {
 namespace {
 
-constexpr uint64_t kAnySize = ~uint64_t{0};
 // Of all slots of a region.
 constexpr uint64_t kSlotsBytes = 64 << 20;
-
-// The first row that covers a call; a row of an algorithm that does not combine in the order of
-// ranks is passed over where the group promises that.
-struct Rule {
-  Collective collective;
-  const char* algorithm;
-  uint64_t most;  // bytes of the whole vector
-  bool in_rank_order;
-};
-constexpr Rule kRules[] = {
-    {Collective::all_reduce, "two_shot", 4 << 20, true},
-    {Collective::all_reduce, "ring", kAnySize, false},
-    {Collective::all_reduce, "two_shot", kAnySize, true},
-    {Collective::all_gather, "one_shot", 4 << 20, true},
-    {Collective::all_gather, "ring", kAnySize, true},
-    {Collective::reduce_scatter, "one_shot", 4 << 20, true},
-    {Collective::reduce_scatter, "ring", kAnySize, false},
-    {Collective::reduce_scatter, "one_shot", kAnySize, true},
-    {Collective::broadcast, "one_shot", 1 << 20, true},
-    {Collective::broadcast, "ring", kAnySize, true},
-    {Collective::reduce, "one_shot", kAnySize, true},
-    {Collective::gather, "direct", kAnySize, true},
-    {Collective::scatter, "direct", kAnySize, true},
-    {Collective::all_to_all, "direct", kAnySize, true},
-    {Collective::barrier, "one_shot", kAnySize, true},
-};
-
-// Fast kernels for an all_reduce of floats.
-struct FastRule {
-  uint64_t most;  // bytes
-  cudaError_t (*launch)(const GroupView&, const AllReduceCall&, cudaStream_t);
-};
-constexpr FastRule kFastRules[] = {
-    {64 << 10, &all_reduce_one_shot},
-    {16 << 20, &all_reduce_two_shot},
-};
-constexpr uint64_t kMostPacketBytes = 8 << 10;
 
 // All ranks must come to the same: where they do not know each other's lengths there is one rule.
 uint64_t bytes_to_choose_by(const CallRequest& request) {
   return std::max(request.input.count(), request.output.count()) * size_of(request.dtype);
 }
 
-std::string algorithm_for(const CallRequest& request, Determinism determinism) {
-  if (!request.algorithm.empty() && request.algorithm != "auto") return request.algorithm;
-  const uint64_t bytes = bytes_to_choose_by(request);
-  for (const Rule& rule : kRules) {
-    const bool allowed = rule.in_rank_order || determinism != Determinism::algorithm;
-    if (rule.collective == request.collective && bytes <= rule.most && allowed) {
-      return rule.algorithm;
-    }
-  }
-  fail(ErrorKind::not_implemented, name_of(request.collective), " on GPUs");
+std::optional<std::string> chosen_by_caller(const CallRequest& request) {
+  if (request.algorithm.empty() || request.algorithm == "auto") return std::nullopt;
+  return request.algorithm;
 }
 
 uint32_t mix(uint32_t hash, uint64_t word) {
@@ -199,8 +154,18 @@ PeerGroup::Loaded PeerGroup::load(ProgramImage image) const {
   return loaded;
 }
 
-const PeerGroup::Loaded& PeerGroup::program_for(const CallRequest& request) {
-  const std::string algorithm = algorithm_for(request, control().config().determinism);
+PeerChoice PeerGroup::choose(const CallRequest& request) const {
+  PeerCall call;
+  call.collective = request.collective;
+  call.bytes = bytes_to_choose_by(request);
+  call.fast = request.collective == Collective::all_reduce &&
+              has_fast_all_reduce(request.dtype, request.reduce_op);
+  call.determinism = control().config().determinism;
+  return choose_for_peers(call, view_.geometry);
+}
+
+const PeerGroup::Loaded& PeerGroup::program_for(const CallRequest& request,
+                                                const std::string& algorithm) {
   const ProgramKey key(request.collective, algorithm, request.root);
   const auto known = programs_.find(key);
   if (known != programs_.end()) return known->second;
@@ -248,31 +213,16 @@ Vector PeerGroup::scaled(const CallRequest& request, const Vector& input, cudaSt
   return result;
 }
 
-// False: the call is none for these kernels.
-bool PeerGroup::all_reduce_at_once(const CallRequest& request, const Call& call,
-                                   const Vector& input, cudaStream_t stream) const {
-  const bool chosen = !request.algorithm.empty() && request.algorithm != "auto";
-  if (request.collective != Collective::all_reduce || chosen ||
-      !has_fast_all_reduce(request.dtype, request.reduce_op)) {
-    return false;
-  }
+void PeerGroup::launch_fast(const CallRequest& request, const Call& call, const Vector& input,
+                            const PeerChoice& choice, cudaStream_t stream) const {
   AllReduceCall fast;
   fast.call = call;
   fast.arithmetic = {request.dtype, request.reduce_op, world_size()};
   fast.input = input.block[0];
   fast.output = request.output.blocks[0].data;
   fast.count = input.count[0];
-  const uint64_t bytes = fast.count * size_of(request.dtype);
-  if (bytes <= std::min(one_shot_ll_limit(view_.geometry), kMostPacketBytes)) {
-    require(all_reduce_one_shot_ll(view_, fast, stream), "launching all_reduce (one_shot_ll)");
-    return true;
-  }
-  for (const FastRule& rule : kFastRules) {
-    if (bytes > rule.most) continue;
-    require(rule.launch(view_, fast, stream), "launching all_reduce");
-    return true;
-  }
-  return false;
+  require(choice.fast(view_, fast, stream),
+          concat("launching all_reduce (", choice.algorithm, ")"));
 }
 
 void PeerGroup::launch(const CallRequest& request, cudaStream_t stream) {
@@ -281,8 +231,13 @@ void PeerGroup::launch(const CallRequest& request, cudaStream_t stream) {
   // Before anything is on the stream: it may refuse.
   Vector input = vector_of(request.input);
   if (request.reduce_op == ReduceOp::premul_sum) input = scaled(request, input, stream);
-  if (all_reduce_at_once(request, call, input, stream)) return;
-  const Loaded& loaded = program_for(request);
+  std::optional<std::string> algorithm = chosen_by_caller(request);
+  if (!algorithm) {
+    const PeerChoice choice = choose(request);
+    if (choice.fast != nullptr) return launch_fast(request, call, input, choice, stream);
+    algorithm = choice.algorithm;
+  }
+  const Loaded& loaded = program_for(request, *algorithm);
   ProgramCall program;
   program.call = call;
   const ReduceOp op = reduces(request.collective) ? request.reduce_op : ReduceOp::none;

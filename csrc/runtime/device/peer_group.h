@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/kernels.h"
 #include "runtime/device/cuda_group.h"
+#include "runtime/device/peer_choice.h"
 
 namespace pycoll::cuda {
 
@@ -37,10 +38,11 @@ class PeerGroup final : public CudaGroup {
   using BatchKey = std::vector<std::pair<bool, int>>;
 
   Loaded load(ProgramImage image) const;
-  const Loaded& program_for(const CallRequest& request);
+  const Loaded& program_for(const CallRequest& request, const std::string& algorithm);
   const Loaded& program_for(const std::vector<MessageRequest>& batch);
-  bool all_reduce_at_once(const CallRequest& request, const Call& call, const Vector& input,
-                          cudaStream_t stream) const;
+  PeerChoice choose(const CallRequest& request) const;
+  void launch_fast(const CallRequest& request, const Call& call, const Vector& input,
+                   const PeerChoice& choice, cudaStream_t stream) const;
   Vector scaled(const CallRequest& request, const Vector& input, cudaStream_t stream);
   Call call_of(uint32_t collective, uint32_t fingerprint,
                const std::optional<Nanoseconds>& timeout) const;
