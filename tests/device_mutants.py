@@ -1,5 +1,5 @@
-"""Bugs put into the device kernels on purpose, each with the check that must find it; and into the
-host's side of groups on several hosts.
+"""Bugs put into the device kernels on purpose, and into what orders them: the host's side of groups
+on one GPU and on several hosts. Each has the check that must find it.
 
 A mutant is one substitution: `find` stands exactly once in `file`. `check` is a suite of
 tests/sim/device_kernels.cpp (or of `program`), `build` what it is compiled with; `signs` are what
@@ -27,6 +27,7 @@ KERNELS = "csrc/kernels/cuda/"
 ALL_REDUCE = KERNELS + "all_reduce.cuh"
 EXECUTOR = KERNELS + "executor.cuh"
 WAITING = KERNELS + "waiting.cuh"
+SHARED = KERNELS + "shared_device.cuh"
 WRONG = ("FAILED",)
 CREDIT = "credit_of(group_, step.from, group_.rank, fifo),"
 SYNC = "    __syncthreads();\n"
@@ -34,12 +35,13 @@ SYNC = "    __syncthreads();\n"
 GROUPS = "csrc/runtime/device/"
 HOSTS = GROUPS + "hosts_group.cpp"
 HOST_WORK = GROUPS + "host_work.cpp"
+SHARED_GROUP = GROUPS + "shared_device_group.cpp"
 
 MUTANTS = [
     Mutant(
         "window_not_alternated",
         ALL_REDUCE,
-        "    ++counters.window_round;\n    at += n;\n",
+        "    rounds.next();\n    at += n;\n",
         "    at += n;\n",
         "a window is written while peers still read it",
         "all_reduce",
@@ -47,24 +49,15 @@ MUTANTS = [
     Mutant(
         "two_shot_no_second_barrier",
         ALL_REDUCE,
-        "    if (!meet(group, state, in.call, in.everybody, &counters.barriers, 1)) return;\n"
-        "    for (uint64_t step = 1; step < world; ++step) {\n",
-        "    for (uint64_t step = 1; step < world; ++step) {\n",
-        "sums are read before they are there",
-        "all_reduce",
-    ),
-    Mutant(
-        "direct_no_exit_barrier",
-        ALL_REDUCE,
-        "  if (!meet(group, state, all.call, all.everybody, &counters.barriers, 1)) return;\n",
+        "    if (!rounds.meet(1)) return;\n",
         "",
-        "a kernel ends before its peers have written its output",
+        "sums are read before they are there",
         "all_reduce",
     ),
     Mutant(
         "counters_on_the_host",
         ALL_REDUCE,
-        "  *counter_of_block(group, group.layout.barriers) = counters.barriers;\n",
+        "    *counter_of_block(in_.group, in_.group.layout.barriers) = barriers_;\n",
         "",
         "the next kernel, or a replay of this one, begins with the counters of this one",
         "all_reduce",
@@ -196,6 +189,52 @@ MUTANTS = [
         "    check_fingerprint(group, state, call, awaited, seen, call.fingerprint);\n  }\n",
         "threads go on before their block has met its peers",
         "all_reduce",
+    ),
+    Mutant(
+        "no_sync_after_looking_up_places",
+        SHARED,
+        "places[thread] = resolve(in.call.output[target]);\n  __syncthreads();\n",
+        "places[thread] = resolve(in.call.output[target]);\n",
+        "threads read where vectors lie before others have looked it up",
+        "shared_device",
+    ),
+    Mutant(
+        "dead_group_writes",
+        SHARED,
+        "  if (*in.call.given_up != 0) return;\n",
+        "",
+        "a rank whose group is dead writes into vectors that peers have back",
+        "shared_device",
+        "",
+        WRONG,
+    ),
+    Mutant(
+        "place_without_its_offset",
+        SHARED,
+        "+ offset + place.offset;",
+        "+ offset;",
+        "a part of a vector is looked for at the beginning of it",
+        "shared_device",
+        "address",
+        (*WRONG, "simt:", "AddressSanitizer", "runtime error"),
+    ),
+    Mutant(
+        "no_meeting_before_reading_peers",
+        SHARED_GROUP,
+        "  copy_in(request, round, stream);\n  meet(Word::ready, stream);\n",
+        "  copy_in(request, round, stream);\n",
+        "peers' vectors are read before they are there",
+        "collectives",
+        program="groups",
+    ),
+    Mutant(
+        "no_meeting_after_reading_peers",
+        SHARED_GROUP,
+        "  meet(Word::done, stream);\n  if (sums_by_parts(request, round)) copy_out",
+        "  if (sums_by_parts(request, round)) copy_out",
+        "vectors are written while peers read them",
+        "collectives",
+        program="groups",
     ),
     Mutant(
         "mismatch_unseen",

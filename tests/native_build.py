@@ -152,10 +152,13 @@ def configured_for(where: Path, core: Path) -> bool:
 def build(sanitizer: str, *targets: str, project: str = "native") -> Path:
     """Compiles targets of tests/<project>/CMakeLists.txt and returns the directory they are in.
 
-    `sanitizer` is thread, address, or empty for a plain build.
+    `sanitizer` is thread, address, or empty for a plain build. The simulator's groups run on the
+    core of the package under test; with a sanitizer, on tests/native's, which has it too.
     """
     where = PLACE / ("" if project == "native" else project) / (sanitizer or "plain")
-    core = core_library()
+    core = PLACE / sanitizer / "libpycoll.so" if sanitizer else core_library()
+    if project == "sim" and sanitizer and "groups" in targets:
+        build(sanitizer, "pycoll_core")
     if not configured_for(where, core):
         configure = [find("cmake"), "-S", SOURCE / "tests" / project, "-B", where, "-G", "Ninja"]
         options = [

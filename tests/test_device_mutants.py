@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+import helpers_groups
 import mounts
 import native_build
 from device_mutants import MUTANTS, Mutant
@@ -44,6 +45,9 @@ def tree():
 def run_check(mutant: Mutant, seed: int):
     name = mutant.program
     program = native_build.build(mutant.build, name, project="sim") / name
+    if name == "groups" and mutant.build == "thread":
+        small = helpers_groups.SMALL
+        return helpers_groups.run(program, mutant.check, "shared-2", 4, seed, threads=True, **small)
     if name == "groups":
         if mounts.why_not():
             pytest.skip(mounts.why_not())

@@ -32,7 +32,7 @@ def run(*arguments):
 
 
 # All takes minutes here.
-SOME = ["cast_check_float16", "one_shot_ll", "two_shot_direct", "tree"]
+SOME = ["cast_check_float16", "one_shot_ll", "two_shot_kernel", "tree"]
 
 
 @pytest.mark.parametrize(("ranks", "names"), [(1, []), (2, SOME)])

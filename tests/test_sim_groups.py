@@ -12,7 +12,9 @@ its calls may write with a reference of the CPU. How many devices there are deci
 
 Ranks in other mount namespaces are on other hosts to pycoll, and still reached over loopback.
 PYCOLL_WINDOW_BYTES and PYCOLL_SLOT_BYTES make staging areas so small that most calls take many
-rounds, and that most calls are large enough to be summed inside of hosts first.
+rounds, and that most calls are large enough to be summed inside of hosts first. With a sanitizer
+the core is built with it too; ThreadSanitizer sees what ranks do to each other's memory where they
+are threads of one process.
 """
 
 from __future__ import annotations
@@ -23,66 +25,42 @@ import pytest
 
 import mounts
 import native_build
+from helpers_groups import DEADLINE_S, HOSTS, PLACES, SMALL, build
+from helpers_groups import run as run_program
 
-DEADLINE_S = 240
-# Devices a host, ranks, and where they are: "apart", or a letter a rank, its host.
-PLACES = {
-    "shared-1": (1, 1, ""),
-    "shared-2": (1, 2, ""),
-    "shared-3": (1, 3, ""),
-    "shared-4": (1, 4, ""),
-    "mixed-4": (2, 4, ""),
-    "peers-2": (8, 2, ""),
-    "peers-3": (8, 3, ""),
-    "peers-4": (8, 4, ""),
-    "apart-3": (8, 3, "apart"),
-}
-HOSTS = {
-    "hosts-shared": (1, 4, "aabb"),
-    "hosts-peers": (8, 4, "abab"),
-    "hosts-uneven": (1, 4, "aaba"),
-    "hosts-three": (8, 3, "abc"),
-}
 ALIVE = ["collectives", "messages", "graphs", "places", "premul", "two_groups", "refused"]
 ENDED = ["killed", "abort"]
 # About an all_reduce that goes between hosts, and for them.
 ALIVE_ON_HOSTS = ["sums", "bits"]
 ENDED_ON_HOSTS = ["killed_amid", "late"]
-SMALL = {"PYCOLL_WINDOW_BYTES": "4096", "PYCOLL_SLOT_BYTES": "1024"}
 
 # The first test of a build compiles it.
 pytestmark = pytest.mark.timeout(native_build.BUILD_DEADLINE_S + DEADLINE_S)
 
 
 @functools.cache
-def program():
-    reason = native_build.why_no_cuda_headers()
-    if reason:
+def program(sanitizer: str = ""):
+    if reason := native_build.why_no_simulator(sanitizer):
         pytest.skip(reason)
     native_build.sync()
-    return native_build.build("", "groups", project="sim") / "groups"
+    return build(sanitizer)
 
 
 CASES = [
-    (place, suite)
-    for place, (_, ranks, _) in PLACES.items()
+    (name, suite)
+    for name, place in PLACES.items()
     for suite in [*ALIVE, *ENDED]
-    if ranks > 1 or suite not in ENDED
+    if place.ranks > 1 or suite not in ENDED
 ]
 LONG = ["collectives", "messages", "graphs", "places"]
 
 
-def run(suite: str, place: str, cases: int, seed: int, **environment: str) -> None:
-    devices, ranks, where = (PLACES | HOSTS)[place]
+def run(suite: str, place: str, cases: int, seed: int, *, sanitizer: str = "", **rest) -> None:
     if place in HOSTS and mounts.why_not():
         pytest.skip(mounts.why_not())
-    settings = {"PYCOLL_SIM_DEVICES": str(devices), "PYCOLL_SIM_TIMEOUT_S": "60", **environment}
-    if seed:
-        settings["PYCOLL_SIM_SEED"] = str(seed)
-    assignments = [f"{name}={value}" for name, value in settings.items()]
-    command = ["env", *assignments, program(), suite, str(ranks), str(cases), str(seed), where]
-    done = native_build.run(command, DEADLINE_S)
-    assert done.returncode == 0 and done.stdout == f"ok {suite}\n", done.stdout[:8000]
+    done = run_program(program(sanitizer), suite, place, cases, seed, **rest)
+    # ThreadSanitizer may have had to say that it cannot open memory as a file.
+    assert done.returncode == 0 and done.stdout.endswith(f"ok {suite}\n"), done.stdout[:8000]
 
 
 def test_the_table_has_every_suite():
@@ -159,6 +137,49 @@ def test_a_rank_dies_at_many_moments(place, seed):
 @pytest.mark.parametrize("place", HOSTS)
 def test_several_hosts_and_many_schedules(place, suite, seed):
     run(suite, place, 40, seed, **(SMALL if seed % 2 else {}))
+
+
+@pytest.mark.parametrize("resident", [1, 17, 20])
+@pytest.mark.parametrize("place", ["peers-2", "peers-3"])
+def test_devices_with_room_for_few_blocks(place, resident):
+    """Fewer than 20 (18 of 2 ranks) are too few for kernels that wait for their peers': all goes
+    through host memory there."""
+    for suite in ("collectives", "messages"):
+        run(suite, place, 6, 0, PYCOLL_SIM_RESIDENT=str(resident))
+
+
+@pytest.mark.parametrize("resident", [1, 20])
+@pytest.mark.parametrize("place", ["shared-2", "peers-2", "mixed-4"])
+def test_ranks_of_one_process(place, resident):
+    for suite in LONG:
+        cases = 1 if place == "peers-2" else 4  # their kernels have many threads
+        run(suite, place, cases, 3, threads=True, PYCOLL_SIM_RESIDENT=str(resident))
+
+
+# Few: ThreadSanitizer is slow with as many threads as kernels between devices have.
+SANITIZED = [("shared-3", suite) for suite in [*LONG, "premul", "killed", "abort"]]
+SANITIZED += [("peers-2", "collectives"), ("peers-2", "killed"), ("apart-3", "collectives")]
+
+
+@pytest.mark.parametrize(("place", "suite"), SANITIZED)
+@pytest.mark.parametrize("sanitizer", ["address", "thread"])
+def test_groups_under_sanitizers(sanitizer, place, suite):
+    run(suite, place, 4, 1, sanitizer=sanitizer, **SMALL)
+
+
+@pytest.mark.parametrize("suite", [*LONG, "premul", "two_groups"])
+def test_ranks_that_share_a_device_race_for_nothing(suite):
+    for seed in (0, 1):
+        run(suite, "shared-2", 6, seed, sanitizer="thread", threads=True, **SMALL)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("sanitizer", "seeds"), [("address", 20), ("thread", 50)])
+@pytest.mark.parametrize("suite", [*LONG, "premul", "two_groups"])
+@pytest.mark.parametrize("place", ["shared-2", "shared-3"])
+def test_many_schedules_under_sanitizers(sanitizer, seeds, place, suite):
+    for seed in range(2, 2 + seeds):
+        run(suite, place, 4, seed, sanitizer=sanitizer, threads=sanitizer == "thread", **SMALL)
 
 
 @pytest.mark.full

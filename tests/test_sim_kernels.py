@@ -22,19 +22,25 @@ OPTIONS = [
 ]
 DEADLINE_S = 240
 
-# Cases a seed, in the gate and in all. There are 93 sizes; 4 kernels of all_reduce and 37 Programs
-# take turns, so that many times 93 cases are all pairs.
+# Cases a seed, in the gate and in all. There are 93 sizes, from 0 to 70, around powers of two, and
+# odd ones; kernels (in "programs", algorithms) take turns, so that in all each comes to every size.
+# "covering" has every pair of size, type and number of ranks.
 SUITES = {
-    "all_reduce": (192, 372),
-    "programs": (160, 3441),
+    "all_reduce": (186, 9 * 93),
+    "programs": (160, 37 * 93),
+    "sweep": (62, 5 * 93),
+    "covering": (62, 22 * 31),
     "replay": (36, 180),
     "barriers": (8, 80),
     "messages": (96, 480),
-    "shared_device": (248, 1240),
-    "cast": (93, 930),
-    "scale": (93, 465),
+    "shared_device": (248, 12 * 93),
+    "cast": (93, 9 * 93),
+    "scale": (93, 8 * 93),
+    "choices": (1, 1),
     "failures": (1, 1),
 }
+# Those that bring every kernel to every size; what is aligned with one seed is not with the next.
+SWEEPS = ["all_reduce", "sweep", "shared_device", "cast", "scale"]
 
 # The first test of a build compiles it.
 pytestmark = pytest.mark.timeout(native_build.BUILD_DEADLINE_S + DEADLINE_S)
@@ -75,11 +81,26 @@ def test_kernels_are_right(kernels, sanitizer, suite, seed):
     check_suite(kernels(sanitizer), suite, SUITES[suite][0], seed)
 
 
+@pytest.mark.parametrize("suite", SWEEPS)
+def test_every_kernel_comes_to_every_size(kernels, suite):
+    for seed in (0, 1, 2):
+        check_suite(kernels(""), suite, SUITES[suite][1], seed)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seeds", [range(2, 102), range(102, 202)], ids=["2-101", "102-201"])
+def test_all_pairs_in_many_schedules(kernels, seeds):
+    for seed in seeds:
+        check_suite(kernels(""), "covering", SUITES["covering"][1], seed)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("sanitizer, seeds", [("", 200), ("thread", 50), ("address", 20)])
 @pytest.mark.parametrize("suite", SUITES)
 def test_many_schedules(kernels, sanitizer, seeds, suite):
     run = kernels(sanitizer)
+    if suite == "choices":  # nothing runs there
+        seeds = 1
     if suite == "failures":  # it waits for real deadlines
         seeds = min(seeds, 10)
     for seed in range(2, 2 + seeds):

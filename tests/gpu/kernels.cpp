@@ -15,6 +15,7 @@
 #include <limits>
 #include <optional>
 
+#include "group_views.h"
 #include "numbers.h"
 #include "world.h"
 
@@ -47,21 +48,6 @@ void all_reduce(World& world, const Operation& operation) {
     const cuda::AllReduceCall request{call, world.sum(), world.input(rank), world.output(rank),
                                       world.count()};
     require(kLaunch(world.view(rank), request, world.stream(rank)), operation.name);
-  }
-}
-
-void all_reduce_direct(World& world, const Operation& operation) {
-  const cuda::Call call = world.next_call();
-  cuda::PeerVectors vectors;
-  for (int rank = 0; rank < world.ranks(); ++rank) {
-    vectors.input[rank] = world.input(rank);
-    vectors.output[rank] = world.output(rank);
-  }
-  for (int rank = 0; rank < world.ranks(); ++rank) {
-    const cuda::AllReduceCall request{call, world.sum(), nullptr, nullptr, world.count()};
-    require(
-        cuda::all_reduce_two_shot_direct(world.view(rank), request, vectors, world.stream(rank)),
-        operation.name);
   }
 }
 
@@ -156,7 +142,6 @@ const std::vector<Operation>& operations() {
        &all_reduce<&cuda::all_reduce_one_shot>, half},
       {"two_shot_kernel", "all_reduce by hand: each sums a part", Kind::all_reduce,
        &all_reduce<&cuda::all_reduce_two_shot>, half},
-      {"two_shot_direct", "the same without staging", Kind::all_reduce, &all_reduce_direct, half},
       {"ring", "all_reduce by the Program", Kind::all_reduce, &program, any},
       {"tree", "all_reduce by the Program", Kind::all_reduce, &program, any},
       {"halving_doubling", "all_reduce by the Program", Kind::all_reduce, &program, any},
@@ -246,11 +231,18 @@ void check_call(World& world, const Operation& operation, int salt) {
   if (operation.name.find("check") != std::string::npos) check_found_inf(world, operation);
 }
 
+// With two warps a block.
+cuda::Geometry geometry_for_checks(int ranks) {
+  cuda::Geometry geometry = tests::small_geometry(ranks);
+  geometry.threads = 64;
+  return geometry;
+}
+
 int check(int ranks, const std::vector<std::string>& names) {
   int done = 0;
   for (const std::string& name : names) {
     const Operation& operation = find(name);
-    const cuda::Geometry geometry = small_geometry(ranks);
+    const cuda::Geometry geometry = geometry_for_checks(ranks);
     const uint64_t most = name == "one_shot_ll" ? cuda::one_shot_ll_limit(geometry) : UINT64_MAX;
     World world(ranks, geometry);
     std::vector<DType> types = operation.types;
@@ -272,7 +264,7 @@ int check(int ranks, const std::vector<std::string>& names) {
 int replay(int ranks, int replays) {
   for (const char* name : {"one_shot_kernel", "two_shot_kernel", "ring"}) {
     const Operation& operation = find(name);
-    World world(ranks, small_geometry(ranks));
+    World world(ranks, geometry_for_checks(ranks));
     world.resize(1000);
     operation.launch(world, operation);  // eager at first: Programs are loaded
     world.synchronize();

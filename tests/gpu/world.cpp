@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "group_views.h"
 #include "kernels/cuda/program_image.h"
 #include "program/algorithm.h"
 
@@ -27,21 +28,6 @@ Memory::Memory(size_t bytes) {
   require(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
 }
 
-cuda::Geometry small_geometry(int ranks) {
-  cuda::Geometry geometry;
-  geometry.world_size = ranks;
-  geometry.fifos = 4;
-  geometry.message_fifos = 1;
-  geometry.depth = 2;
-  geometry.slot_bytes = 1024;
-  geometry.blocks = 4;
-  geometry.window_bytes = 2048;
-  geometry.packets = 32;
-  geometry.scratch_bytes = 64 << 10;
-  geometry.threads = 64;
-  return geometry;
-}
-
 cuda::Geometry largest_geometry(int ranks) {
   int multiprocessors = 0;
   require(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0),
@@ -57,29 +43,22 @@ cuda::Geometry largest_geometry(int ranks) {
 
 World::World(int ranks, const cuda::Geometry& geometry) : ranks_(ranks), found_inf_(sizeof(float)) {
   if (ranks < 1 || ranks > cuda::kMaxRanks) throw std::invalid_argument("RANKS is 1 to 16");
-  if (const char* why = cuda::why_unusable(geometry)) throw std::invalid_argument(why);
   const cuda::RegionLayout layout(geometry);
   const auto count = static_cast<size_t>(ranks);
   void* words = nullptr;
   require(cudaHostAlloc(&words, count * sizeof(cuda::HostWords), cudaHostAllocMapped),
           "cudaHostAlloc");
   hosts_.reset(static_cast<cuda::HostWords*>(words));
+  std::vector<std::byte*> regions;
   for (size_t rank = 0; rank < count; ++rank) {
     regions_.emplace_back(layout.bytes);
+    regions.push_back(regions_.back().as<std::byte>());
     hosts_.get()[rank] = {};
     cudaStream_t stream = nullptr;
     require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
     streams_.emplace_back(stream);
   }
-  for (size_t rank = 0; rank < count; ++rank) {
-    cuda::GroupView view;
-    for (size_t peer = 0; peer < count; ++peer) view.region[peer] = regions_[peer].as<std::byte>();
-    view.host = hosts_.get() + rank;
-    view.rank = static_cast<int32_t>(rank);
-    view.geometry = geometry;
-    view.layout = layout;
-    views_.push_back(view);
-  }
+  views_ = tests::views_of(geometry, regions, hosts_.get());
 }
 
 cuda::Call World::next_call() {

@@ -43,9 +43,6 @@ class Memory {
   std::unique_ptr<void, Freed<cudaFree>> memory_;
 };
 
-// Few and small FIFOs and windows: vectors of a few thousand elements go round them several times,
-// and the simulator need not run many threads.
-cuda::Geometry small_geometry(int ranks);
 // All blocks of all ranks are resident at a time, one on a multiprocessor.
 cuda::Geometry largest_geometry(int ranks);
 

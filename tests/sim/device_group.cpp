@@ -3,7 +3,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
-#include <stdexcept>
 #include <utility>
 
 #include "sim/cuda/enqueue.h"
@@ -27,47 +26,23 @@ cudaError_t enqueue_kernel(cudaStream_t stream, const device::LaunchShape& shape
 
 namespace pycoll::sim::tests {
 
-cuda::Geometry small_geometry(int32_t world_size) {
-  cuda::Geometry geometry;
-  geometry.world_size = world_size;
-  geometry.fifos = 4;
-  geometry.message_fifos = 2;
-  geometry.depth = 2;
-  geometry.slot_bytes = 256;
-  geometry.blocks = 8;
-  geometry.window_bytes = 1024;
-  geometry.packets = 32;
-  geometry.scratch_bytes = 64 << 10;
-  geometry.threads = 32;
-  return geometry;
-}
-
 void DeviceGroup::Free::operator()(std::byte* p) const {
   std::free(p);
 }
 
 DeviceGroup::DeviceGroup(const cuda::Geometry& geometry, const Options& options, uint32_t counters)
-    : geometry_(geometry), options_(options) {
-  if (const char* why = cuda::why_unusable(geometry)) throw std::invalid_argument(why);
+    : geometry_(geometry), options_(options), hosts_(static_cast<size_t>(geometry.world_size)) {
   const cuda::RegionLayout layout(geometry);
-  const auto world = static_cast<size_t>(geometry.world_size);
-  hosts_.resize(world);
-  views_.resize(world);
-  for (size_t rank = 0; rank < world; ++rank) {
+  std::vector<std::byte*> regions;
+  for (int32_t rank = 0; rank < geometry.world_size; ++rank) {
     auto* region = static_cast<std::byte*>(std::aligned_alloc(256, layout.bytes));
     if (region == nullptr) throw std::bad_alloc();
     std::memset(region, 0, layout.bytes);
     regions_.emplace_back(region);
+    regions.push_back(region);
   }
-  for (size_t rank = 0; rank < world; ++rank) {
-    cuda::GroupView& view = views_[rank];
-    for (size_t peer = 0; peer < world; ++peer) view.region[peer] = regions_[peer].get();
-    view.host = &hosts_[rank];
-    view.rank = static_cast<int32_t>(rank);
-    view.geometry = geometry;
-    view.layout = layout;
-    preset(view.rank, counters);
-  }
+  views_ = pycoll::tests::views_of(geometry, regions, hosts_.data());
+  for (int32_t rank = 0; rank < geometry.world_size; ++rank) preset(rank, counters);
   for (int32_t rank = 0; rank < geometry.world_size; ++rank) {
     streams_.push_back({this, rank, {}, std::make_unique<Timeline>()});
   }

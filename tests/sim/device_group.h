@@ -8,14 +8,14 @@
 #include <memory>
 #include <vector>
 
+#include "gpu/group_views.h"
 #include "kernels/cuda/kernels.h"
 #include "sim/simt.h"
 #include "sim/timeline.h"
 
 namespace pycoll::sim::tests {
 
-// Small enough that vectors of some hundred elements go round every FIFO and window several times.
-cuda::Geometry small_geometry(int32_t world_size);
+using pycoll::tests::small_geometry;
 
 class DeviceGroup {
  public:

@@ -14,14 +14,18 @@ using namespace pycoll::sim::tests;
 
 std::vector<Suite> pycoll::sim::tests::device_suites() {
   return {
-      {"all_reduce", "hand-made all_reduce: LL, one-shot, two-shot, direct", all_reduce_suite},
+      {"all_reduce", "hand-made all_reduce: LL, one-shot, two-shot", all_reduce_suite},
       {"programs", "Programs of every collective by the executor kernel", program_suite},
+      {"sweep", "every size by each kernel that runs Programs", sweep_suite},
+      {"covering", "every pair of size, type and number of ranks, by all of them in turns",
+       covering_suite},
       {"replay", "both as graphs that are replayed, among eager calls", replay_suite},
       {"barriers", "what was done before a barrier is seen after it", barrier_suite},
       {"messages", "batches of send and recv beside collectives", message_suite},
       {"shared_device", "ranks that share a GPU, all types and operations", shared_device_suite},
       {"cast", "cast, scale and look for inf or NaN", cast_suite},
       {"scale", "PREMUL_SUM's scaling", scale_suite},
+      {"choices", "which kernel a group chooses", choice_suite},
       {"failures", "late peers, aborts and mismatches", failure_suite},
   };
 }

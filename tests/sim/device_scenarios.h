@@ -25,9 +25,12 @@ uint64_t program_suite(const Settings& settings, uint64_t cases);
 uint64_t replay_suite(const Settings& settings, uint64_t cases);
 uint64_t barrier_suite(const Settings& settings, uint64_t cases);
 uint64_t message_suite(const Settings& settings, uint64_t cases);
+uint64_t sweep_suite(const Settings& settings, uint64_t cases);
+uint64_t covering_suite(const Settings& settings, uint64_t cases);
 uint64_t shared_device_suite(const Settings& settings, uint64_t cases);
 uint64_t cast_suite(const Settings& settings, uint64_t cases);
 uint64_t scale_suite(const Settings& settings, uint64_t cases);
+uint64_t choice_suite(const Settings& settings, uint64_t cases);
 uint64_t failure_suite(const Settings& settings, uint64_t cases);
 
 }  // namespace pycoll::sim::tests

@@ -1,7 +1,6 @@
 // One call of a group on this rank, with its vectors in memory of the device.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <memory>
 #include <string>
@@ -28,7 +27,7 @@ class OnDevice {
     void* memory = inside;
     if (owned_) ok(cudaMalloc(&memory, bytes_for(host) + offset_), "cudaMalloc");
     base_ = static_cast<std::byte*>(memory);
-    ok(cudaMemset(base_, 0x5a, host.size() + offset_ + kGuard), "cudaMemset");
+    ok(cudaMemset(base_, static_cast<int>(kAround), host.size() + offset_ + kGuard), "cudaMemset");
     upload();
   }
   ~OnDevice() {
@@ -45,19 +44,21 @@ class OnDevice {
     ok(cudaDeviceSynchronize(), "upload");
   }
   // Throws if the bytes before or behind changed.
-  void download() {
+  void download(const std::string& what) {
     Bytes all(host_.size() + offset_ + kGuard);
     ok(cudaMemcpy(all.data(), base_, all.size(), cudaMemcpyDeviceToHost), "download");
     const auto begin = all.begin() + static_cast<std::ptrdiff_t>(offset_);
     const auto end = begin + static_cast<std::ptrdiff_t>(host_.size());
-    const auto untouched = [](std::byte b) { return b == std::byte{0x5a}; };
-    check(std::all_of(all.begin(), begin, untouched) && std::all_of(end, all.end(), untouched),
-          "memory around a vector was written");
+    for (auto at = all.begin(); at != all.end(); at = at + 1 == begin ? end : at + 1) {
+      check(*at == kAround, what + ": memory around a vector of " + std::to_string(host_.size()) +
+                                " bytes was written, at byte " + std::to_string(at - begin));
+    }
     host_.fill(Bytes(begin, end));
   }
-  bool holds(const void* p) const {
+  // An empty block may lie at the end, where another buffer may begin.
+  bool holds(const void* p, size_t bytes) const {
     const auto* at = static_cast<const std::byte*>(p);
-    return at >= host_.data() && at <= host_.data() + host_.size();
+    return at >= host_.data() && at + bytes <= host_.data() + host_.size();
   }
   std::byte* image_of(const void* p) const {
     return base_ + offset_ + (static_cast<const std::byte*>(p) - host_.data());
@@ -65,6 +66,7 @@ class OnDevice {
 
  private:
   static constexpr size_t kGuard = 64;
+  static constexpr std::byte kAround{0x5a};
   Buffer& host_;
   size_t offset_;
   bool owned_;
@@ -101,16 +103,17 @@ class OneCall {
     for (const auto& vector : vectors_) vector->upload();
   }
   void check(const std::string& what) {
-    for (const auto& vector : vectors_) vector->download();
+    for (const auto& vector : vectors_) vector->download(what + ", " + data_.shape().describe());
     data_.check_rank(rank_, what);
   }
 
  private:
   VectorView view_of(const cuda::Vector& vector) const {
+    const size_t size = size_of(data_.shape().dtype);
     VectorView view;
     for (int32_t i = 0; i < vector.blocks; ++i) {
       for (const auto& candidate : vectors_) {
-        if (!candidate->holds(vector.block[i])) continue;
+        if (!candidate->holds(vector.block[i], vector.count[i] * size)) continue;
         view.blocks.push_back({candidate->image_of(vector.block[i]), vector.count[i]});
         break;
       }

@@ -11,6 +11,7 @@ using Calls = std::vector<std::unique_ptr<OneCall>>;
 
 void check_calls(GroupRank& rank, Calls& calls, const std::vector<cudaStream_t>& streams) {
   for (const cudaStream_t stream : streams) wait_for_device(rank, stream);
+  rank.settle();
   for (const auto& call : calls) call->check(rank.group->path());
 }
 
@@ -24,6 +25,7 @@ void run_calls(GroupRank& rank, const GroupSettings& settings) {
     for (uint64_t in_flight = 1 + agreed.below(6); in_flight > 0; --in_flight, ++done) {
       calls.push_back(std::make_unique<OneCall>(draw_call(agreed, rank.ranks), rank));
     }
+    rank.settle();
     for (const auto& call : calls) {
       rank.group->enqueue(call->request(), streams[own.below(streams.size())]);
       if (agreed.one_in(4)) rank.group->enqueue(CallRequest{}, streams[0]);  // a barrier
@@ -79,12 +81,14 @@ void run_messages(GroupRank& rank, const GroupSettings& settings) {
       batch.push_back(message);
     }
     OneCall between(draw_call(agreed, rank.ranks), rank);
+    rank.settle();
     rank.group->enqueue(batch, streams[0]);
     rank.group->enqueue(between.request(), streams[0]);
     wait_for_device(rank, streams[0]);
+    rank.settle();
     between.check(rank.group->path());
     for (size_t i = 0; i < vectors.size(); ++i) {
-      vectors[i]->download();
+      vectors[i]->download("a message");
       const std::string differs = difference(DType::uint8, hosts[i]->contents(), expected[i]);
       check(differs.empty(),
             "message " + std::to_string(i) + " of batch " + std::to_string(done) + ": " + differs);
@@ -104,12 +108,16 @@ void run_graphs(GroupRank& rank, const GroupSettings& settings) {
     }
     // Every other time peers have mapped the vectors before.
     for (int warm = 0; warm < 3 && done % 2 == 1; ++warm) {
+      rank.settle();
       for (const auto& call : calls) rank.group->enqueue(call->request(), streams[0]);
       check_calls(rank, calls, streams);
       for (const auto& call : calls) call->renew();
       ::usleep(2000);
     }
-    ok(cudaStreamBeginCapture(streams[0], cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
+    rank.settle();
+    // Global: the strictest, of all threads of the process.
+    const auto mode = rank.threads ? cudaStreamCaptureModeThreadLocal : cudaStreamCaptureModeGlobal;
+    ok(cudaStreamBeginCapture(streams[0], mode), "cudaStreamBeginCapture");
     for (const auto& call : calls) rank.group->enqueue(call->request(), streams[0]);
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t graph_exec = nullptr;
@@ -117,6 +125,7 @@ void run_graphs(GroupRank& rank, const GroupSettings& settings) {
     ok(cudaGraphInstantiate(&graph_exec, graph, 0), "cudaGraphInstantiate");
     for (int replay = 0; replay < 3; ++replay) {
       OneCall eager(draw_call(agreed, rank.ranks), rank);
+      rank.settle();
       ok(cudaGraphLaunch(graph_exec, streams[0]), "cudaGraphLaunch");
       rank.group->enqueue(eager.request(), streams[1]);
       check_calls(rank, calls, streams);
@@ -153,14 +162,17 @@ class Arena {
 
 // Calls until this rank has mapped its peers' regions and arenas, and none that is gone.
 void require_mapped(GroupRank& rank, std::array<std::byte*, 2> arenas, cudaStream_t stream) {
-  if (rank.group->path() != std::string("shared_device")) return;
+  // Threads of one process need not import anything.
+  if (rank.group->path() != std::string("shared_device") || rank.threads) return;
   const uint64_t wanted = 3 * (static_cast<uint64_t>(rank.ranks) - 1);
   CallShape shape;
   shape.count = rank.control->config().slot_bytes / sizeof(float) + 100;
   for (int tries = 0; tries < 200; ++tries) {
     OneCall call(shape, rank, arenas);
+    rank.settle();
     rank.group->enqueue(call.request(), stream);
     wait_for_device(rank, stream);
+    rank.settle();
     call.check("mapped");
     ::usleep(2000);
     const std::vector<uint64_t> all = rank.meeting.exchange<uint64_t>(counters().imports);
@@ -184,8 +196,10 @@ void run_places(GroupRank& rank, const GroupSettings& settings) {
       if (shape.collective == Collective::all_reduce)
         shape.dtype = DType::float32, shape.op = ReduceOp::sum;
       OneCall call(shape, rank, {inputs.data(), outputs.data()});
+      rank.settle();
       rank.group->enqueue(call.request(), streams[0]);
       wait_for_device(rank, streams[0]);
+      rank.settle();
       call.check(rank.group->path());
       ::usleep(500);
     }
@@ -211,8 +225,10 @@ void run_premul(GroupRank& rank) {
   for (int time = 0; time < 5; ++time) {
     for (int i = 0; i < kN; ++i) values[i] = static_cast<float>((rank.rank + 1) * (i % 7));
     ok(cudaMemcpy(on_device, values.data(), kN * sizeof(float), cudaMemcpyHostToDevice), "upload");
+    rank.settle();
     rank.group->enqueue(request, stream);
     wait_for_device(rank, stream);
+    rank.settle();
     ok(cudaMemcpy(values.data(), on_device, kN * sizeof(float), cudaMemcpyDeviceToHost),
        "download");
     for (int i = 0; i < kN; ++i) {
@@ -257,11 +273,13 @@ void two_groups_suite(const GroupSettings& settings) {
       OneCall first(draw_call(agreed, rank.ranks), rank);
       OneCall second(draw_call(agreed, rank.ranks), rank);
       const bool swapped = rank.rank % 2 == 1;
+      rank.settle();
       if (!swapped) rank.group->enqueue(first.request(), streams[0]);
       other.group->enqueue(second.request(), streams[1]);
       if (swapped) rank.group->enqueue(first.request(), streams[0]);
       wait_for_device(rank, streams[0]);
       wait_for_device(other, streams[1]);
+      rank.settle();
       first.check("first group");
       second.check("second group");
     }

@@ -66,10 +66,12 @@ void run_sums(GroupRank& rank, const GroupSettings& settings) {
     }
     // The second time with other contents in the same memory.
     for (int time = 0; time < 2; ++time) {
+      rank.settle();
       for (size_t i = 0; i < calls.size(); ++i) {
         rank.group->enqueue(calls[i]->request(), streams[i % streams.size()]);
       }
       for (const cudaStream_t stream : streams) wait_for_device(rank, stream);
+      rank.settle();
       for (const auto& call : calls) {
         call->check(rank.group->path());
         call->renew();
@@ -123,8 +125,10 @@ void run_bits(GroupRank& rank) {
       ok(cudaMemcpy(memory.data(), values.data(), count * sizeof(float), cudaMemcpyHostToDevice),
          "upload");
       ::usleep(static_cast<useconds_t>((rank.rank * 7 + time * 5) % 11 * 300));  // in any order
+      rank.settle();
       rank.group->enqueue(request, stream);
       wait_for_device(rank, stream);
+      rank.settle();
       ok(cudaMemcpy(values.data(), memory.data(), count * sizeof(float), cudaMemcpyDeviceToHost),
          "download");
       check_near(values, rank.ranks);

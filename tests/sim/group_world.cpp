@@ -20,6 +20,7 @@
 #include "runtime/store.h"
 #include "sim/control.h"
 #include "transport/network.h"
+#include "transport/shm/shm_transport.h"
 
 namespace pycoll::sim::tests {
 namespace {
@@ -81,6 +82,12 @@ void forbid_peer_access(int device, int devices) {
   }
 }
 
+// Where ranks meet. Threads share one mapping of a segment: between two ThreadSanitizer is blind.
+struct Place {
+  TemporaryDirectory directory;
+  std::shared_ptr<shm::SegmentMapper> mapper = std::make_shared<shm::SegmentMapper>(true);
+};
+
 void join_namespace(pid_t of, const char* kind, int type) {
   const std::string theirs = concat("/proc/", of, "/ns/", kind);
   const std::string own = concat("/proc/self/ns/", kind);
@@ -119,10 +126,10 @@ int device_of(const GroupSettings& settings, int rank, int devices) {
   return static_cast<int>(std::count(settings.hosts.begin(), end, *end)) % devices;
 }
 
-void run_rank(const GroupSettings& settings, const fs::path& place, Meeting& meeting,
+void run_rank(const GroupSettings& settings, const Place& place, Meeting& meeting,
               const std::function<void(GroupRank&)>& body) {
   move_to_host(settings.hosts, meeting);
-  DirectoryStore store(place);
+  DirectoryStore store(place.directory.path());
   NetworkRegistry networks;
   BootstrapRequest request;
   request.store = &store;
@@ -130,15 +137,20 @@ void run_rank(const GroupSettings& settings, const fs::path& place, Meeting& mee
   request.rank = meeting.rank;
   request.world_size = meeting.size;
   request.config = Config::from_env();
-  auto control = Communicator::make(request, networks.network_for("group", request.config),
-                                    std::chrono::seconds(60));
+  std::shared_ptr<Connector> connector;
+  if (settings.threads) {
+    connector = std::make_shared<shm::ShmConnector>(place.mapper);
+  } else {
+    connector = networks.network_for("group", request.config);
+  }
+  auto control = Communicator::make(request, connector, std::chrono::seconds(60));
   const auto library = DeviceLibrary::load(PYCOLL_SIMGPU);
   const int devices = library->device_count();
   const int device = device_of(settings, meeting.rank, devices);
   if (settings.apart) forbid_peer_access(device, devices);
-  GroupRank rank{meeting.rank, meeting.size, device,
-                 meeting,      control,      library->open(control, device),
-                 settings.seed};
+  GroupRank rank{meeting.rank,  meeting.size,    device,
+                 meeting,       control,         library->open(control, device),
+                 settings.seed, settings.threads};
   if (cudaSetDevice(device) != cudaSuccess) throw std::runtime_error("cudaSetDevice failed");
   body(rank);
 }
@@ -147,14 +159,15 @@ void run_rank(const GroupSettings& settings, const fs::path& place, Meeting& mee
 
 void run_group(const GroupSettings& settings, const std::function<void(GroupRank&)>& body,
                const std::function<int(int rank)>& expected) {
-  const TemporaryDirectory directory;
+  const Place place;
   const auto work = [&](Meeting& meeting) {
-    run_rank(settings, directory.path(), meeting, body);
+    run_rank(settings, place, meeting, body);
     if (const uint64_t spins = counters().spins_across_processes; spins != 0) {
       throw std::runtime_error(concat("a kernel waited for another process: ", spins, " spins"));
     }
   };
-  const std::vector<int> statuses = run_processes(settings.ranks, work);
+  const auto run = settings.threads ? &run_threads : &run_processes;
+  const std::vector<int> statuses = run(settings.ranks, work);
   for (int rank = 0; rank < settings.ranks; ++rank) {
     const int wanted = expected ? expected(rank) : 0;
     const int status = statuses[static_cast<size_t>(rank)];

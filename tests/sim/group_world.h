@@ -19,6 +19,8 @@ struct GroupSettings {
   bool apart = false;
   // A letter a rank, which is its host: "aabb"; empty: all on one.
   std::string hosts;
+  // Ranks are threads of this process.
+  bool threads = false;
 };
 
 struct GroupRank {
@@ -29,10 +31,17 @@ struct GroupRank {
   std::shared_ptr<Communicator> control;
   std::shared_ptr<pycoll::DeviceGroup> group;
   uint64_t seed;
+  bool threads;
+
+  // Before ranks enqueue, and after they have waited: allocating, copying and freeing wait for all
+  // that is on the device, and so, among threads of one process, for what waits for this rank.
+  void settle() const {
+    if (threads) meeting.barrier();
+  }
 };
 
-// Runs `body` in a process a rank; the ranks of a host have its devices in turn. Throws unless each
-// process ends with what `expected` says of it: 0 by default; a wait status.
+// Runs `body` in a process (or thread) a rank; the ranks of a host have its devices in turn. Throws
+// unless each process ends with what `expected` says of it: 0 by default; a wait status.
 void run_group(const GroupSettings& settings, const std::function<void(GroupRank&)>& body,
                const std::function<int(int rank)>& expected = nullptr);
 

@@ -1,9 +1,10 @@
 // Groups of processes on simulated GPUs, through the interface that the rest of pycoll uses.
 //
 //   groups --list
-//   groups SUITE RANKS CASES [SEED [apart | HOSTS]]
+//   groups SUITE RANKS CASES [SEED [apart | threads | HOSTS]]
 //
-// apart: no device reaches another's memory. HOSTS: a letter a rank, "aabb", which is its host.
+// apart: no device reaches another's memory. threads: ranks are threads of one process. HOSTS: a
+// letter a rank, "aabb", which is its host.
 // The environment says how many devices there are, and the rest (csrc/sim/control.h). Exit code 0:
 // all as it must be; 1: not; 2: wrong usage.
 #include <cstdio>
@@ -46,7 +47,8 @@ int main(int argc, char** argv) {
     settings.seed = argc > 4 ? std::strtoull(argv[4], nullptr, 10) : 0;
     const std::string where = argc > 5 ? argv[5] : "";
     settings.apart = where == "apart";
-    if (!settings.apart) settings.hosts = where;
+    settings.threads = where == "threads";
+    if (!settings.apart && !settings.threads) settings.hosts = where;
     if (!settings.hosts.empty() && settings.hosts.size() != static_cast<size_t>(settings.ranks)) {
       break;
     }
@@ -61,6 +63,7 @@ int main(int argc, char** argv) {
     }
   }
   if (lists) return 0;
-  std::fprintf(stderr, "usage: groups --list | SUITE RANKS CASES [SEED [apart | HOSTS]]\n");
+  std::fprintf(stderr,
+               "usage: groups --list | SUITE RANKS CASES [SEED [apart | threads | HOSTS]]\n");
   return 2;
 }

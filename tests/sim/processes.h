@@ -1,4 +1,4 @@
-// Ranks of a scenario that are processes, forked before CUDA is used.
+// Ranks of a scenario that are processes, forked before CUDA is used; or threads of this one.
 #pragma once
 
 #include <sys/types.h>
@@ -44,8 +44,12 @@ class Meeting {
     std::atomic<bool> failed;
     std::byte slots[kRanks][kBytes];
   };
+  // What `work` says of itself: 0, or 1 and a line of output.
+  int run(const std::function<void(Meeting&)>& work);
+
   Meeting(Page* page, int rank, int size) : rank(rank), size(size), page_(page) {}
   friend std::vector<int> run_processes(int size, const std::function<void(Meeting&)>& work);
+  friend std::vector<int> run_threads(int size, const std::function<void(Meeting&)>& work);
 
   Page* page_;
   uint32_t passed_ = 0;
@@ -53,5 +57,9 @@ class Meeting {
 
 // The wait status of each rank: 0 if `work` ended without an exception.
 std::vector<int> run_processes(int size, const std::function<void(Meeting&)>& work);
+
+// The same with threads, where ThreadSanitizer sees what ranks do to each other's memory. Not 0: it
+// threw.
+std::vector<int> run_threads(int size, const std::function<void(Meeting&)>& work);
 
 }  // namespace pycoll::sim::tests

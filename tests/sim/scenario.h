@@ -15,12 +15,14 @@
 namespace pycoll::sim::tests {
 
 struct Settings {
-  uint64_t seed = 0;  // 0: round robin
+  uint64_t seed = 0;          // 0: round robin
+  unsigned max_resident = 0;  // blocks on a device at a time; 0: any number
 
   Options options() const {
     Options options;
     options.policy = seed == 0 ? Policy::round_robin : Policy::random;
     options.seed = seed;
+    options.max_resident = max_resident;
     return options;
   }
 };
