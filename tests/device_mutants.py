@@ -197,6 +197,8 @@ MUTANTS = [
         "places[thread] = resolve(in.call.output[target]);\n",
         "threads read where vectors lie before others have looked it up",
         "shared_device",
+        "thread",
+        ("data race", "SEGV"),  # what is there before is no address
     ),
     Mutant(
         "dead_group_writes",

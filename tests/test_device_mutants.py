@@ -47,7 +47,9 @@ def run_check(mutant: Mutant, seed: int):
     program = native_build.build(mutant.build, name, project="sim") / name
     if name == "groups" and mutant.build == "thread":
         small = helpers_groups.SMALL
-        return helpers_groups.run(program, mutant.check, "shared-2", 4, seed, threads=True, **small)
+        return helpers_groups.run(
+            program, mutant.check, "shared-2", 20, seed, threads=True, **small
+        )
     if name == "groups":
         if mounts.why_not():
             pytest.skip(mounts.why_not())

@@ -170,7 +170,7 @@ def test_groups_under_sanitizers(sanitizer, place, suite):
 @pytest.mark.parametrize("suite", [*LONG, "premul", "two_groups"])
 def test_ranks_that_share_a_device_race_for_nothing(suite):
     for seed in (0, 1):
-        run(suite, "shared-2", 6, seed, sanitizer="thread", threads=True, **SMALL)
+        run(suite, "shared-2", 12, seed, sanitizer="thread", threads=True, **SMALL)
 
 
 @pytest.mark.full
@@ -179,7 +179,7 @@ def test_ranks_that_share_a_device_race_for_nothing(suite):
 @pytest.mark.parametrize("place", ["shared-2", "shared-3"])
 def test_many_schedules_under_sanitizers(sanitizer, seeds, place, suite):
     for seed in range(2, 2 + seeds):
-        run(suite, place, 4, seed, sanitizer=sanitizer, threads=sanitizer == "thread", **SMALL)
+        run(suite, place, 12, seed, sanitizer=sanitizer, threads=sanitizer == "thread", **SMALL)
 
 
 @pytest.mark.full
