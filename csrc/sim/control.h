@@ -33,6 +33,9 @@ void fail_call(const std::string& function, uint64_t calls_before, cudaError_t c
 // The same call ends the process with SIGKILL.
 void kill_at_call(const std::string& function, uint64_t calls_before);
 void clear_faults();
+// As if a kernel had failed with that: what is on the device ends, and every later call returns it.
+// (So does a call that fail_call() lets fail with an error of a kernel.)
+void poison_device(int device, cudaError_t code);
 
 // Nothing more starts on the stream until it is released; what runs already goes on.
 void hold_stream(cudaStream_t stream);
@@ -62,6 +65,7 @@ struct Counters {
   uint64_t allocations;      // device allocations alive
   uint64_t allocated_bytes;  // in them
   uint64_t imports;          // mappings of other processes' memory alive
+  uint64_t contexts;         // devices that this process has used
 };
 
 // Since the process began; what is alive, now.

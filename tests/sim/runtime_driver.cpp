@@ -89,6 +89,60 @@ void values() {
   REQUIRE(functions.write(reader, address_of(&writer), 1, 0) == CUDA_ERROR_INVALID_VALUE);
 }
 
+// Many in one call, of both widths, in their order.
+void batches() {
+  const auto enqueue = find<decltype(&cuStreamBatchMemOp)>("cuStreamBatchMemOp");
+  cudaStream_t stream = new_stream();
+  auto* words = reinterpret_cast<unsigned*>(device_ints(4));
+  OK(cudaMemset(words, 0, 4 * sizeof(*words)));
+  OK(cudaDeviceSynchronize());
+  CUstreamBatchMemOpParams all[3] = {};
+  all[0].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
+  all[0].writeValue.address = address_of(words);
+  all[0].writeValue.value64 = uint64_t{7} << 32 | 5;
+  all[1].waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
+  all[1].waitValue.address = address_of(words + 1);
+  all[1].waitValue.value = 7;
+  all[1].waitValue.flags = CU_STREAM_WAIT_VALUE_EQ;
+  all[2].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+  all[2].writeValue.address = address_of(words + 2);
+  all[2].writeValue.value = 9;
+  REQUIRE(enqueue(stream, 3, all, 0) == CUDA_SUCCESS);
+  OK(cudaStreamSynchronize(stream));
+  unsigned seen[4];
+  OK(cudaMemcpy(seen, words, sizeof(seen), cudaMemcpyDeviceToHost));
+  REQUIRE(seen[0] == 5 && seen[1] == 7 && seen[2] == 9 && seen[3] == 0);
+  all[1].waitValue.value = 8;  // never
+  REQUIRE(enqueue(stream, 2, all, 0) == CUDA_SUCCESS);
+  REQUIRE(keeps_waiting(stream));
+  const unsigned eight = 8;
+  OK(cudaMemcpyAsync(words + 1, &eight, sizeof(eight), cudaMemcpyHostToDevice, new_stream()));
+  OK(cudaStreamSynchronize(stream));
+  all[0].writeValue.operation = CU_STREAM_MEM_OP_BARRIER;
+  REQUIRE(enqueue(stream, 1, all, 0) == CUDA_ERROR_NOT_SUPPORTED);
+  REQUIRE(enqueue(stream, 257, all, 0) == CUDA_ERROR_INVALID_VALUE);
+}
+
+// A device has a context from when a thread makes it current, or uses it.
+void contexts() {
+  const auto ask = find<decltype(&cuDevicePrimaryCtxGetState)>("cuDevicePrimaryCtxGetState");
+  const auto is_active = [&](int device) {
+    unsigned flags = 0;
+    int active = -1;
+    REQUIRE(ask(device, &flags, &active) == CUDA_SUCCESS);
+    return active != 0;
+  };
+  int count = 0;
+  OK(cudaGetDeviceCount(&count));
+  REQUIRE(count >= 2 && !is_active(0) && !is_active(1) && counters().contexts == 0);
+  OK(cudaSetDevice(1));
+  REQUIRE(!is_active(0) && is_active(1) && counters().contexts == 1);
+  device_ints(1);
+  REQUIRE(!is_active(0));
+  OK(cudaSetDevice(0));
+  REQUIRE(is_active(0) && counters().contexts == 2);
+}
+
 // The counter wraps.
 void values_wrap() {
   const ValueFunctions functions;
@@ -108,6 +162,8 @@ std::vector<RuntimeScenario> driver_scenarios() {
       {"address_range", "where an allocation begins", address_range},
       {"buffer_identity", "which allocation an address is in", buffer_identity},
       {"values", "streams that write and wait for values", values},
+      {"batches", "several values in one call", batches},
+      {"contexts", "which devices a process has used", contexts},
       {"values_wrap", "values are compared as counters", values_wrap},
   };
 }

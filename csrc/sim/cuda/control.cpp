@@ -40,6 +40,14 @@ void clear_faults() {
   with_runtime([](cuda::Runtime& runtime) { runtime.faults.clear(); });
 }
 
+void poison_device(int device, cudaError_t code) {
+  with_runtime([&](cuda::Runtime& runtime) {
+    if (!runtime.is_device(device)) cuda::give_up("control: no such device");
+    runtime.devices[device].poison = code;
+    runtime.engine.wake();
+  });
+}
+
 void hold_stream(cudaStream_t stream) {
   change_gate(stream, [](cuda::Gate& gate, cuda::Clock::time_point) { gate.held = true; });
 }
@@ -74,6 +82,7 @@ Counters counters() {
       ++now.allocations;
       now.allocated_bytes += allocation.bytes;
     }
+    for (const cuda::Device& device : runtime.devices) now.contexts += device.has_context ? 1 : 0;
     return now;
   });
 }

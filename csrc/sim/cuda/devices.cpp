@@ -46,7 +46,7 @@ cudaError_t p2p_attribute(const Call& call, int* value, cudaDeviceP2PAttr attrib
 using namespace pycoll::sim::cuda;
 
 cudaError_t cudaGetDeviceCount(int* count) {
-  return api(__func__, Rule::usual, [&](const Call& call) {
+  return api(__func__, Rule::question, [&](const Call& call) {
     *count = static_cast<int>(call.runtime.devices.size());
     return cudaSuccess;
   });
@@ -57,6 +57,7 @@ cudaError_t cudaSetDevice(int device) {
     if (call.runtime.devices.empty()) return cudaErrorNoDevice;
     if (!call.runtime.is_device(device)) return cudaErrorInvalidDevice;
     call.thread.device = device;
+    call.device().has_context = true;
     return call.device().poison;
   });
 }
@@ -75,7 +76,7 @@ cudaError_t cudaGetDevice(int* device) {
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
-  return api(__func__, Rule::usual, [&](const Call& call) {
+  return api(__func__, Rule::question, [&](const Call& call) {
     if (!call.runtime.is_device(device)) return cudaErrorInvalidDevice;
     const auto found =
         attribute_of(call.runtime.devices[device].machine_device, call.runtime.settings, attribute);
@@ -86,7 +87,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
-  return api(__func__, Rule::usual, [&](const Call& call) {
+  return api(__func__, Rule::question, [&](const Call& call) {
     if (!call.runtime.is_device(device)) return cudaErrorInvalidDevice;
     *properties = properties_of(call.runtime.devices[device].machine_device, call.runtime.settings);
     return cudaSuccess;
@@ -94,7 +95,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
 }
 
 cudaError_t cudaDeviceGetPCIBusId(char* text, int length, int device) {
-  return api(__func__, Rule::usual, [&](const Call& call) {
+  return api(__func__, Rule::question, [&](const Call& call) {
     if (!call.runtime.is_device(device)) return cudaErrorInvalidDevice;
     const std::string id = pci_bus_id(call.runtime.devices[device].machine_device);
     if (length <= static_cast<int>(id.size())) return cudaErrorInvalidValue;
@@ -104,7 +105,7 @@ cudaError_t cudaDeviceGetPCIBusId(char* text, int length, int device) {
 }
 
 cudaError_t cudaDeviceGetByPCIBusId(int* device, const char* text) {
-  return api(__func__, Rule::usual, [&](const Call& call) {
+  return api(__func__, Rule::question, [&](const Call& call) {
     for (size_t i = 0; i < call.runtime.devices.size(); ++i) {
       if (pci_bus_id(call.runtime.devices[i].machine_device) != std::string_view(text)) continue;
       *device = static_cast<int>(i);
@@ -115,7 +116,7 @@ cudaError_t cudaDeviceGetByPCIBusId(int* device, const char* text) {
 }
 
 cudaError_t cudaDeviceCanAccessPeer(int* possible, int device, int peer) {
-  return api(__func__, Rule::usual, [&](const Call& call) {
+  return api(__func__, Rule::question, [&](const Call& call) {
     if (!call.runtime.is_device(device) || !call.runtime.is_device(peer)) {
       return cudaErrorInvalidDevice;
     }
@@ -140,7 +141,7 @@ cudaError_t cudaDeviceDisablePeerAccess(int peer) {
 }
 
 cudaError_t cudaDeviceGetP2PAttribute(int* value, cudaDeviceP2PAttr attribute, int from, int to) {
-  return api(__func__, Rule::usual,
+  return api(__func__, Rule::question,
              [&](const Call& call) { return p2p_attribute(call, value, attribute, from, to); });
 }
 

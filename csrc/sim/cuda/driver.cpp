@@ -14,9 +14,9 @@ namespace {
 
 // The driver's calls have no last error; their codes are numbered as the runtime's.
 template <class Body>
-CUresult driver(const char* function, Body&& body) {
+CUresult driver(const char* function, Body&& body, Rule rule = Rule::usual) {
   const cudaError_t before = this_thread().last_error;
-  const cudaError_t error = api(function, Rule::usual, body);
+  const cudaError_t error = api(function, rule, body);
   this_thread().last_error = before;
   return static_cast<CUresult>(error);
 }
@@ -158,18 +158,64 @@ CUresult cuStreamWriteValue64(CUstream stream, CUdeviceptr address, cuuint64_t v
   return write_value("cuStreamWriteValue64", stream, address, value, flags);
 }
 
+// In the order in which they come; the first that is refused ends it.
+CUresult cuStreamBatchMemOp(CUstream stream, unsigned count, CUstreamBatchMemOpParams* parameters,
+                            unsigned flags) {
+  constexpr unsigned kMost = 256;
+  if (count > kMost || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  for (unsigned i = 0; i < count; ++i) {
+    const auto& wait = parameters[i].waitValue;
+    const auto& write = parameters[i].writeValue;
+    CUresult result = CUDA_ERROR_NOT_SUPPORTED;
+    switch (parameters[i].operation) {
+      case CU_STREAM_MEM_OP_WAIT_VALUE_32:
+        result = wait_value<cuuint32_t>(__func__, stream, wait.address, wait.value, wait.flags);
+        break;
+      case CU_STREAM_MEM_OP_WRITE_VALUE_32:
+        result = write_value<cuuint32_t>(__func__, stream, write.address, write.value, write.flags);
+        break;
+      case CU_STREAM_MEM_OP_WAIT_VALUE_64:
+        result = wait_value<cuuint64_t>(__func__, stream, wait.address, wait.value64, wait.flags);
+        break;
+      case CU_STREAM_MEM_OP_WRITE_VALUE_64:
+        result =
+            write_value<cuuint64_t>(__func__, stream, write.address, write.value64, write.flags);
+        break;
+      default:
+        break;
+    }
+    if (result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
+}
+
+// A device is its ordinal.
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
+  return driver(
+      __func__,
+      [&](const Call& call) {
+        if (!call.runtime.is_device(device)) return cudaErrorInvalidDevice;
+        *flags = 0;
+        *active = call.runtime.devices[device].has_context ? 1 : 0;
+        return cudaSuccess;
+      },
+      Rule::question);
+}
+
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned,
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult* status) {
   static const EntryPoint known[] = {
+      {"cuDevicePrimaryCtxGetState", reinterpret_cast<void*>(&cuDevicePrimaryCtxGetState)},
       {"cuMemGetAddressRange", reinterpret_cast<void*>(&cuMemGetAddressRange)},
       {"cuPointerGetAttribute", reinterpret_cast<void*>(&cuPointerGetAttribute)},
+      {"cuStreamBatchMemOp", reinterpret_cast<void*>(&cuStreamBatchMemOp)},
       {"cuStreamWaitValue32", reinterpret_cast<void*>(&cuStreamWaitValue32)},
       {"cuStreamWaitValue64", reinterpret_cast<void*>(&cuStreamWaitValue64)},
       {"cuStreamWriteValue32", reinterpret_cast<void*>(&cuStreamWriteValue32)},
       {"cuStreamWriteValue64", reinterpret_cast<void*>(&cuStreamWriteValue64)},
   };
-  return api(__func__, Rule::usual, [&](const Call&) {
+  return api(__func__, Rule::question, [&](const Call&) {
     if (symbol == nullptr || function == nullptr) return cudaErrorInvalidValue;
     *function = nullptr;
     for (const EntryPoint& entry : known) {

@@ -225,7 +225,7 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t handle, cudaStreamCaptureStatu
 }
 
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
-  return api(__func__, Rule::usual, [&](const Call& call) {
+  return api(__func__, Rule::question, [&](const Call& call) {
     if (*mode < cudaStreamCaptureModeGlobal || *mode > cudaStreamCaptureModeRelaxed) {
       return cudaErrorInvalidValue;
     }

@@ -13,6 +13,17 @@ ThreadState& this_thread() {
   return state;
 }
 
+namespace {
+
+// Errors of kernels, which whatever call comes next reports, and all after it.
+bool is_sticky(cudaError_t code) {
+  return code == cudaErrorECCUncorrectable || code == cudaErrorIllegalAddress ||
+         code == cudaErrorLaunchTimeout || code == cudaErrorAssert ||
+         (code >= cudaErrorHardwareStackError && code <= cudaErrorLaunchFailure);
+}
+
+}  // namespace
+
 Runtime& Runtime::instance() {
   static auto* runtime = new Runtime;
   return *runtime;
@@ -37,8 +48,13 @@ cudaError_t Runtime::enter(const char* function, Rule rule, ThreadState& thread)
   if (engine.stopping()) return cudaErrorCudartUnloading;
   if (devices.empty()) return cudaErrorNoDevice;
   ++counters.calls;
-  if (const cudaError_t fault = faults.count(function)) return fault;
-  if (const cudaError_t poison = device_of(thread).poison) return poison;
+  Device& device = device_of(thread);
+  if (rule != Rule::question) device.has_context = true;
+  if (const cudaError_t fault = faults.count(function)) {
+    if (is_sticky(fault)) device.poison = fault;
+    return fault;
+  }
+  if (device.poison != cudaSuccess) return device.poison;
   return rule == Rule::no_capture ? refuse_unsafe(thread) : cudaSuccess;
 }
 

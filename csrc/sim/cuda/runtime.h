@@ -31,6 +31,7 @@ struct Device {
   std::shared_ptr<Stream> legacy;
   std::set<int> enabled_peers;
   std::set<int> impossible_peers;
+  bool has_context = false;  // this process has used it
 };
 
 // What CUDA keeps for each thread.
@@ -46,7 +47,8 @@ ThreadState& this_thread();
 // When a call is refused.
 enum class Rule : uint8_t {
   always,      // it has no state to spoil: never
-  usual,       // inside host functions, in a forked child, on a poisoned device
+  question,    // inside host functions, in a forked child, on a poisoned device
+  usual,       // likewise; and the thread's device gets a context
   no_capture,  // and while a capture forbids "potentially unsafe" calls
 };
 

@@ -105,6 +105,8 @@ PYBIND11_MODULE(simgpu_device, m) {
   m.def("fail_call", [](const std::string& function, uint64_t calls_before, int code) {
     sim::fail_call(function, calls_before, static_cast<cudaError_t>(code));
   });
+  m.def("poison_device",
+        [](int device, int code) { sim::poison_device(device, static_cast<cudaError_t>(code)); });
   m.def("counters", &counters);
 }
 
