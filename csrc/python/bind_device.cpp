@@ -151,6 +151,17 @@ DeviceCalls::~DeviceCalls() {
   control_.reset();  // the last reference joins threads that may want the GIL
 }
 
+template <class Body>
+auto DeviceCalls::telling_peers(const Body& body) const {
+  try {
+    return body();
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::system)
+      control_->abort(concat("a GPU has failed: ", error.what()));
+    throw;
+  }
+}
+
 int DeviceCalls::device_of(const std::vector<Block>& blocks) const {
   std::optional<int> found;
   for (const Block& block : blocks) {
@@ -199,7 +210,7 @@ std::shared_ptr<DeviceOperation> DeviceCalls::queue(int device, const StreamPlac
   const std::lock_guard lock(mutex_);
   throw_if_dead();
   if (closed_) fail(ErrorKind::aborted, "rank ", control_->rank(), ": the group was closed");
-  join_streams(device, place);
+  telling_peers([&] { join_streams(device, place); });
   const std::shared_ptr<DeviceGroup>& group = group_on(device);
   enqueue(*group);
   if (!awaited) return nullptr;
@@ -213,7 +224,7 @@ std::shared_ptr<DeviceOperation> DeviceCalls::run(CallRequest request, const Str
                                                   bool awaited) {
   std::vector<Block> blocks = request.input.blocks;
   blocks.insert(blocks.end(), request.output.blocks.begin(), request.output.blocks.end());
-  const int device = device_of(blocks);
+  const int device = telling_peers([&] { return device_of(blocks); });
   std::optional<DeviceOperation::Parts> parts;
   if (awaited) {
     parts.emplace();
@@ -226,7 +237,7 @@ std::shared_ptr<DeviceOperation> DeviceCalls::run(CallRequest request, const Str
 
 std::shared_ptr<DeviceOperation> DeviceCalls::run(MessageRequest request, const StreamPlace& place,
                                                   bool awaited) {
-  const int device = device_of({request.block});
+  const int device = telling_peers([&] { return device_of({request.block}); });
   std::optional<DeviceOperation::Parts> parts;
   if (awaited) {
     parts.emplace();

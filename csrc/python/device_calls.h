@@ -79,6 +79,9 @@ class DeviceCalls {
   std::shared_ptr<DeviceOperation> queue(int device, const StreamPlace& place,
                                          std::optional<DeviceOperation::Parts> awaited,
                                          const Enqueue& enqueue);
+  // Before the first call no group sees that a GPU fails, and peers would wait for this rank.
+  template <class Body>
+  auto telling_peers(const Body& body) const;
   int device_of(const std::vector<Block>& blocks) const;
   void throw_if_dead() const;
   void end_groups() const;

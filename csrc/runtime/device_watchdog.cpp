@@ -16,6 +16,13 @@ void DeviceWatchdog::watch(std::shared_ptr<DeviceGroup> group) {
   if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
 }
 
+void DeviceWatchdog::abort(const std::string& reason) {
+  std::unique_lock lock(mutex_);
+  const Groups groups = groups_;
+  lock.unlock();
+  for (const auto& group : groups) group->abort(reason);
+}
+
 void DeviceWatchdog::stop() {
   {
     const std::lock_guard lock(mutex_);

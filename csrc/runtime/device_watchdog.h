@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -12,7 +13,9 @@
 
 namespace pycoll {
 
-// Its owner lets it be in a forked child, where it has no thread and the groups are the parent's.
+// Its owner never destroys it in a forked child, where it has no thread and the groups are the
+// parent's: glibc would wait for the thread, which the child's copy of the condition variable
+// counts.
 class DeviceWatchdog {
  public:
   DeviceWatchdog() = default;
@@ -22,6 +25,8 @@ class DeviceWatchdog {
 
   // The first starts the thread.
   void watch(std::shared_ptr<DeviceGroup> group);
+  // Ends all groups; by any thread.
+  void abort(const std::string& reason);
   // The thread has ended when this returns, and the groups are let go.
   void stop();
 

@@ -1,32 +1,12 @@
 // Groups that end: what ranks are told, and how soon.
+#include "group_failures.h"
+
 #include <csignal>
 #include <cstdio>
 #include <thread>
 
-#include "core/error.h"
-#include "group_world.h"
-#include "scenario.h"
-#include "transport/cuda_ipc/runtime_api.h"
-
 namespace pycoll::sim::tests {
-namespace {
 
-constexpr auto kSoon = std::chrono::seconds(10);
-
-struct Call {
-  CallRequest request;
-  cuda::DeviceMemory memory;
-  cuda::Stream stream;
-
-  explicit Call(uint64_t count = 1024) : memory(count * sizeof(float)) {
-    request.collective = Collective::all_reduce;
-    request.dtype = DType::float32;
-    request.reduce_op = ReduceOp::sum;
-    request.input = request.output = {{{memory.data(), count}}};
-  }
-};
-
-// What check() says in the end, while work is under way.
 Error error_of(GroupRank& rank) {
   const Deadline deadline = Deadline::after(kSoon);
   while (!deadline.passed()) {
@@ -40,8 +20,7 @@ Error error_of(GroupRank& rank) {
   throw std::runtime_error("no error in time");
 }
 
-// A group with an error has let go of its streams, and says the same ever after.
-void check_dead(GroupRank& rank, Call& call, const std::string& said) {
+void check_dead(GroupRank& rank, FailureCall& call, const std::string& said) {
   const Deadline deadline = Deadline::after(kSoon);
   while (cudaStreamQuery(call.stream.get()) == cudaErrorNotReady) {
     check(!deadline.passed(), "a stream of a dead group still waits");
@@ -56,12 +35,10 @@ void check_dead(GroupRank& rank, Call& call, const std::string& said) {
   throw std::runtime_error("a dead group took a call");
 }
 
-}  // namespace
-
 void killed_suite(const GroupSettings& settings) {
   const int victim = settings.ranks - 1;
   const auto body = [&](GroupRank& rank) {
-    Call call;
+    FailureCall call;
     rank.group->enqueue(call.request, call.stream.get());
     if (cudaStreamSynchronize(call.stream.get()) != cudaSuccess) throw std::runtime_error("sync");
     rank.group->check();
@@ -86,7 +63,7 @@ void killed_suite(const GroupSettings& settings) {
 void killed_amid_suite(const GroupSettings& settings) {
   const int victim = settings.ranks - 1;
   const auto body = [&](GroupRank& rank) {
-    Call call(60000);
+    FailureCall call(60000);
     rank.group->enqueue(call.request, call.stream.get());
     if (cudaStreamSynchronize(call.stream.get()) != cudaSuccess) throw std::runtime_error("sync");
     rank.meeting.barrier();
@@ -119,7 +96,7 @@ void killed_amid_suite(const GroupSettings& settings) {
 // The last rank does not come while the others wait.
 void late_suite(const GroupSettings& settings) {
   run_group(settings, [&](GroupRank& rank) {
-    Call call;
+    FailureCall call;
     rank.group->enqueue(call.request, call.stream.get());
     if (cudaStreamSynchronize(call.stream.get()) != cudaSuccess) throw std::runtime_error("sync");
     rank.meeting.barrier();
@@ -140,7 +117,7 @@ void late_suite(const GroupSettings& settings) {
 
 void abort_suite(const GroupSettings& settings) {
   run_group(settings, [](GroupRank& rank) {
-    Call call;
+    FailureCall call;
     rank.meeting.barrier();
     if (rank.rank == 0) {
       rank.group->abort("enough");
@@ -160,7 +137,7 @@ void abort_suite(const GroupSettings& settings) {
 // An error that is found before anything is queued leaves the group as it was.
 void refused_suite(const GroupSettings& settings) {
   run_group(settings, [](GroupRank& rank) {
-    Call call;
+    FailureCall call;
     CallRequest wrong = call.request;
     wrong.root = rank.ranks;
     const auto refuses = [&](const auto& body, ErrorKind kind) {

@@ -127,7 +127,7 @@ int device_of(const GroupSettings& settings, int rank, int devices) {
 }
 
 void run_rank(const GroupSettings& settings, const Place& place, Meeting& meeting,
-              const std::function<void(GroupRank&)>& body) {
+              const std::function<void(GroupRank&)>& body, bool opens) {
   move_to_host(settings.hosts, meeting);
   DirectoryStore store(place.directory.path());
   NetworkRegistry networks;
@@ -148,24 +148,27 @@ void run_rank(const GroupSettings& settings, const Place& place, Meeting& meetin
   const int devices = library->device_count();
   const int device = device_of(settings, meeting.rank, devices);
   if (settings.apart) forbid_peer_access(device, devices);
-  GroupRank rank{meeting.rank,  meeting.size,    device,
-                 meeting,       control,         library->open(control, device),
-                 settings.seed, settings.threads};
-  if (cudaSetDevice(device) != cudaSuccess) throw std::runtime_error("cudaSetDevice failed");
+  GroupRank rank{meeting.rank, meeting.size, device,        meeting,         control,
+                 library,      nullptr,      settings.seed, settings.threads};
+  if (opens) {
+    rank.group = library->open(control, device);
+    if (cudaSetDevice(device) != cudaSuccess) throw std::runtime_error("cudaSetDevice failed");
+  }
   body(rank);
+  rank.group.reset();
+  const Counters counted = counters();
+  if (counted.spins_across_processes != 0) {
+    const uint64_t spins = counted.spins_across_processes;
+    throw std::runtime_error(concat("a kernel waited for another process: ", spins, " spins"));
+  }
+  if (!settings.threads && counted.contexts > 1)
+    throw std::runtime_error("a GPU of another rank was used");
 }
 
-}  // namespace
-
-void run_group(const GroupSettings& settings, const std::function<void(GroupRank&)>& body,
-               const std::function<int(int rank)>& expected) {
+void run_all(const GroupSettings& settings, const std::function<void(GroupRank&)>& body,
+             const std::function<int(int rank)>& expected, bool opens) {
   const Place place;
-  const auto work = [&](Meeting& meeting) {
-    run_rank(settings, place, meeting, body);
-    if (const uint64_t spins = counters().spins_across_processes; spins != 0) {
-      throw std::runtime_error(concat("a kernel waited for another process: ", spins, " spins"));
-    }
-  };
+  const auto work = [&](Meeting& meeting) { run_rank(settings, place, meeting, body, opens); };
   const auto run = settings.threads ? &run_threads : &run_processes;
   const std::vector<int> statuses = run(settings.ranks, work);
   for (int rank = 0; rank < settings.ranks; ++rank) {
@@ -175,6 +178,17 @@ void run_group(const GroupSettings& settings, const std::function<void(GroupRank
     throw std::runtime_error(
         concat("rank ", rank, " ended with wait status ", status, ", not ", wanted));
   }
+}
+
+}  // namespace
+
+void run_group(const GroupSettings& settings, const std::function<void(GroupRank&)>& body,
+               const std::function<int(int rank)>& expected) {
+  run_all(settings, body, expected, true);
+}
+
+void run_without_group(const GroupSettings& settings, const std::function<void(GroupRank&)>& body) {
+  run_all(settings, body, nullptr, false);
 }
 
 }  // namespace pycoll::sim::tests

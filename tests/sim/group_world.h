@@ -29,6 +29,7 @@ struct GroupRank {
   int device;  // the first rank of a host has device 0
   Meeting& meeting;
   std::shared_ptr<Communicator> control;
+  std::shared_ptr<pycoll::DeviceLibrary> library;
   std::shared_ptr<pycoll::DeviceGroup> group;
   uint64_t seed;
   bool threads;
@@ -44,6 +45,9 @@ struct GroupRank {
 // unless each process ends with what `expected` says of it: 0 by default; a wait status.
 void run_group(const GroupSettings& settings, const std::function<void(GroupRank&)>& body,
                const std::function<int(int rank)>& expected = nullptr);
+
+// The same, with a body that makes the group itself.
+void run_without_group(const GroupSettings& settings, const std::function<void(GroupRank&)>& body);
 
 struct GroupSuite {
   std::string name;
@@ -63,6 +67,12 @@ void killed_amid_suite(const GroupSettings& settings);
 void late_suite(const GroupSettings& settings);
 void abort_suite(const GroupSettings& settings);
 void refused_suite(const GroupSettings& settings);
+void mismatch_suite(const GroupSettings& settings);
+void absent_suite(const GroupSettings& settings);
+void failed_gpu_suite(const GroupSettings& settings);
+void failed_open_suite(const GroupSettings& settings);
+void captures_suite(const GroupSettings& settings);
+void buried_suite(const GroupSettings& settings);
 void two_groups_suite(const GroupSettings& settings);
 
 }  // namespace pycoll::sim::tests

@@ -32,6 +32,13 @@ std::vector<GroupSuite> pycoll::sim::tests::group_suites() {
       {"killed_amid", "a rank dies somewhere in a large call", killed_amid_suite},
       {"late", "a rank does not come; the others end, by their timeout", late_suite},
       {"abort", "a rank gives up; the others hear of it", abort_suite},
+      {"mismatch", "ranks that call different things say what differs", mismatch_suite},
+      {"absent", "a rank that does not come is named when the time is up", absent_suite},
+      {"failed_gpu", "a GPU fails while its process lives; all ranks say which", failed_gpu_suite},
+      {"failed_open", "what a group needs fails on one rank; all say so, and may try again",
+       failed_open_suite},
+      {"captures", "calls and new groups beside captures that they are no part of", captures_suite},
+      {"buried", "groups that go while work of theirs is behind somebody else's", buried_suite},
   };
 }
 

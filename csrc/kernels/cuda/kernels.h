@@ -144,10 +144,22 @@ constexpr uint64_t place_word(uint64_t slot, uint64_t offset) {
   return (slot + 1) << 48 | offset;
 }
 
+// What other ranks say that they are in, and what this one takes that for. Bits that are not in
+// kComparedBits may differ. A kernel that finds another word does nothing but tell of the first: it
+// stores that to differs[i], and what it was taken for to differs[self].
+struct Agreement {
+  const uint64_t* theirs[kMaxRanks] = {};  // by rank; nullptr: not asked
+  uint64_t expected[kMaxRanks] = {};
+  int32_t self = 0;
+  uint64_t* differs = nullptr;  // [kMaxRanks], pinned host memory
+};
+constexpr uint64_t kComparedBits = ~(uint64_t{0x1ff} << 54);
+
 // reduce_many() and copy_many() with such places in the stead of addresses. They do nothing where
 // the word `given_up`, of this rank, is not 0: nobody writes to peers' vectors for a dead group.
 struct ReducePlacesCall {
   const uint32_t* given_up = nullptr;
+  Agreement agreement;
   Arithmetic arithmetic;
   int32_t sources = 0;
   int32_t targets = 0;
@@ -160,11 +172,13 @@ cudaError_t reduce_places(const ReducePlacesCall& call, cudaStream_t stream);
 
 struct CopyPlacesCall {
   const uint32_t* given_up = nullptr;
+  Agreement agreement;
   int32_t copies = 0;
   PeerPlace src[kMaxRanks] = {};
   void* dst[kMaxRanks] = {};
   uint64_t bytes[kMaxRanks] = {};
 };
+// Without copies it compares `agreement` all the same, if there is one.
 cudaError_t copy_places(const CopyPlacesCall& call, cudaStream_t stream);
 
 // ---- Elementwise. ----

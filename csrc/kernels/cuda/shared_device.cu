@@ -135,7 +135,7 @@ cudaError_t copy_many(const CopyManyCall& call, cudaStream_t stream) {
 cudaError_t copy_places(const CopyPlacesCall& call, cudaStream_t stream) {
   const std::optional<uint64_t> most = most_bytes(call);
   if (!most) return cudaErrorInvalidValue;
-  if (*most == 0) return cudaSuccess;
+  if (*most == 0 && call.agreement.differs == nullptr) return cudaSuccess;
   return device::launch(&copy_places_kernel, grid_for(*most), stream, call);
 }
 

@@ -69,6 +69,22 @@ PYCOLL_DEVICE std::byte* resolve(const PeerPlace& place) {
   return reinterpret_cast<std::byte*>(place.table[slot]) + offset + place.offset;
 }
 
+// The words of other ranks were written before the kernel began, and stay until after.
+PYCOLL_DEVICE bool agrees(const Agreement& agreement) {
+  for (int32_t i = 0; i < kMaxRanks; ++i) {
+    const uint64_t* theirs = agreement.theirs[i];
+    if (theirs == nullptr || ((*theirs ^ agreement.expected[i]) & kComparedBits) == 0) continue;
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+      using device::Scope;
+      device::store_relaxed<Scope::system>(agreement.differs + agreement.self,
+                                           agreement.expected[i]);
+      device::store_release<Scope::system>(agreement.differs + i, *theirs);
+    }
+    return false;
+  }
+  return true;
+}
+
 struct PlacedSources {
   std::byte* const* at;  // in shared memory
   int32_t count;
@@ -98,7 +114,7 @@ struct ReducePlacesArguments {
 template <class Arithmetic>
 __global__ void __launch_bounds__(kMaxThreads, 1) reduce_places_kernel(
     PYCOLL_GRID_CONSTANT ReducePlacesArguments<typename Arithmetic::Parameters> in) {
-  if (*in.call.given_up != 0) return;
+  if (*in.call.given_up != 0 || !agrees(in.call.agreement)) return;
   PYCOLL_SHARED(std::byte*, places, 2 * kMaxRanks);
   const auto thread = static_cast<int32_t>(threadIdx.x);
   if (thread < in.call.sources) places[thread] = resolve(in.call.input[thread]);
@@ -117,7 +133,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) reduce_places_kernel(
 
 __global__ void __launch_bounds__(kMaxThreads, 1)
     copy_places_kernel(PYCOLL_GRID_CONSTANT CopyPlacesCall in) {
-  if (*in.given_up != 0) return;
+  if (*in.given_up != 0 || !agrees(in.agreement)) return;
   for (int32_t i = 0; i < in.copies; ++i) {
     const std::byte* src = resolve(in.src[i]);
     if (src == in.dst[i]) continue;

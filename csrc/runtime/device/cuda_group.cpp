@@ -9,8 +9,12 @@ namespace {
 // A peer that has ended may have done its part of all that is under way: work that nobody is
 // missing in is over long before this.
 constexpr Nanoseconds kGrace = std::chrono::milliseconds(300);
+// With whoever has the group go, for what is under way; and for what was given up, to end.
 constexpr Nanoseconds kPatience = std::chrono::seconds(5);
+constexpr Nanoseconds kPatienceWithDead = std::chrono::seconds(1);
 constexpr Nanoseconds kReleasePeriod = std::chrono::milliseconds(1);
+// As in kernels/cuda/layout.h: for callers who give none.
+constexpr Nanoseconds kUsualTimeout = Nanoseconds(Call{}.timeout_ns);
 // Longer than any kernel of ours runs that waits for nobody.
 constexpr Nanoseconds kQuarantine = std::chrono::milliseconds(100);
 
@@ -29,8 +33,9 @@ Block whole_block(std::vector<std::byte>& bytes, size_t part, size_t parts) {
 
 }  // namespace
 
-Meeting meeting_of(const std::shared_ptr<Communicator>& control) {
+Meeting meeting_of(const std::shared_ptr<Communicator>& control, int device) {
   Meeting meeting;
+  meeting.device = device;
   meeting.rank = control->rank();
   meeting.world_size = control->world_size();
   meeting.all_gather = [control](const std::vector<std::byte>& mine) {
@@ -54,15 +59,41 @@ CudaGroup::~CudaGroup() {
   finish();
 }
 
+std::shared_ptr<DeviceGroup> CudaGroup::shared(std::unique_ptr<CudaGroup> group) {
+  return {group.release(), [](CudaGroup* dying) {
+            if (!dying->fork_mark_.in_child()) dying->end();
+          }};
+}
+
+// By whatever thread, which may never have used the device.
+void CudaGroup::end() noexcept {
+  const RelaxedCapture relaxed;  // what is freed would end captures of other threads
+  std::optional<DeviceGuard> guard;
+  try {
+    guard.emplace(device());
+  } catch (const Error&) {
+    // It has failed: what belongs to it can only be forgotten.
+  }
+  if (wait_for_end()) {
+    delete this;
+  } else {
+    end_later();
+  }
+}
+
 void CudaGroup::make_regions(const Driver& driver, size_t bytes) {
   static_assert(kNewsBytes >= kMaxRanks * sizeof(uint32_t));
-  const Meeting meeting = meeting_of(seed_.control);
+  const Meeting meeting = meeting_of(seed_.control, device());
   regions_ = std::make_unique<Regions>(meeting, peers(), driver, kNewsBytes + bytes);
   meeting.together("listening to its peers",
                    [&] { news_ = std::make_unique<PeerNews>(*regions_, 0, rank()); });
 }
 
 void CudaGroup::throw_if_dead() const {
+  if (fork_mark_.in_child()) {
+    fail(ErrorKind::invalid_argument, "rank ", rank(), ": this process was forked after the group ",
+         "had used GPU ", device(), ", which a forked process cannot");
+  }
   if (!dead_.load(std::memory_order_acquire)) return;
   const std::lock_guard lock(state_);
   throw *death_;
@@ -88,31 +119,48 @@ void CudaGroup::end_call(cudaStream_t stream, unsigned long long capture) {
 }
 
 template <class Launch>
-void CudaGroup::in_order(cudaStream_t stream, const Launch& launch) {
+void CudaGroup::in_order(cudaStream_t stream, const std::optional<Nanoseconds>& timeout,
+                         const Launch& launch) {
   const std::lock_guard lock(order_);
-  const DeviceGuard guard(device());
-  const unsigned long long capture = capture_of(stream);
+  std::optional<DeviceGuard> guard;
+  // What is asked and mapped here would end captures of other streams.
+  const RelaxedCapture relaxed;
+  unsigned long long capture = 0;
+  try {
+    guard.emplace(device());
+    capture = capture_of(stream);
+  } catch (const Error& error) {
+    if (!gpu_has_failed()) throw;  // the stream is none that can be used now
+    die(failure_of_gpu(error.what()));
+    throw_if_dead();
+  }
   try {
     begin_after_last(stream, capture);
-    ++sequence_;
     launching_ = capture;
     launch();
     end_call(stream, capture);
   } catch (const Error& error) {
-    // Anything else, and peers wait for what this rank has not put on its stream.
     const bool refused =
         error.kind() == ErrorKind::not_implemented || error.kind() == ErrorKind::invalid_argument;
     if (refused) throw;
-    die(cause_of(error));
+    // Peers wait for what this rank has not put on its stream.
+    die(error.kind() == ErrorKind::system ? failure_of_gpu(error.what()) : cause_of(error));
+    throw_if_dead();
+  } catch (const std::exception& error) {
+    die(failure_of_gpu(error.what()));  // no memory, say
     throw_if_dead();
   }
+  clock_.queued(timeout.value_or(kUsualTimeout));
 }
 
 void CudaGroup::enqueue(const CallRequest& request, void* stream) {
   throw_if_dead();
   control().check(request);
   const auto on = static_cast<cudaStream_t>(stream);
-  in_order(on, [&] { launch(request, on); });
+  in_order(on, request.timeout, [&] {
+    sequence_.fetch_add(1, std::memory_order_relaxed);
+    launch(request, on);
+  });
 }
 
 void CudaGroup::check_messages(const std::vector<MessageRequest>& batch) const {
@@ -137,7 +185,8 @@ void CudaGroup::enqueue(const std::vector<MessageRequest>& batch, void* stream) 
   throw_if_dead();
   check_messages(batch);
   const auto on = static_cast<cudaStream_t>(stream);
-  in_order(on, [&] { launch(batch, on); });
+  if (batch.empty()) return;
+  in_order(on, batch.front().timeout, [&] { launch(batch, on); });
 }
 
 // Processes of other hosts, and where the kernel has no pidfds, are known to the CPU transport.
@@ -160,6 +209,25 @@ std::optional<Error> CudaGroup::find_ended_peer() {
                       ") has died or left, and work of the group on the GPU waits for it"));
 }
 
+std::optional<Error> CudaGroup::find_late_work() {
+  if (times_out_itself() || !clock_.is_late(last_)) return std::nullopt;
+  const std::string why = why_late();
+  return Error(ErrorKind::timed_out,
+               concat("rank ", rank(), ": Timed out: work of the group on GPU ", device(),
+                      " has taken longer than its timeout", why.empty() ? "" : ", ", why));
+}
+
+// A process that ends has no GPU any more: that is no failure.
+bool CudaGroup::gpu_has_failed() const {
+  const cudaError_t state = last_.query();
+  return state != cudaSuccess && state != cudaErrorNotReady && state != cudaErrorCudartUnloading;
+}
+
+Error CudaGroup::failure_of_gpu(const std::string& what) const {
+  return Error(ErrorKind::system,
+               concat("rank ", rank(), ": GPU ", device(), " has failed: ", what));
+}
+
 std::optional<Error> CudaGroup::find_trouble() {
   try {
     control().throw_if_dead();
@@ -169,13 +237,10 @@ std::optional<Error> CudaGroup::find_trouble() {
   if (const auto reason = control().peer_abort()) return Error(ErrorKind::aborted, *reason);
   std::optional<Error> found = reported();
   if (found && found->kind() != ErrorKind::aborted) return found;
-  const cudaError_t state = last_.query();
-  if (state != cudaSuccess && state != cudaErrorNotReady) {
-    return Error(ErrorKind::system, concat("rank ", rank(), ": GPU ", device(),
-                                           " has failed: ", describe(state, "cudaEventQuery")));
-  }
+  if (gpu_has_failed()) return failure_of_gpu(describe(last_.query(), "cudaEventQuery"));
   const std::optional<int> gone = news_ != nullptr ? news_->look() : std::nullopt;
   if (auto error = find_ended_peer()) return error;
+  if (auto error = find_late_work()) return error;
   if (gone && !found) {
     found = Error(ErrorKind::aborted,
                   concat("rank ", rank(), ": rank ", *gone, " has given the group up"));
@@ -203,12 +268,14 @@ Error CudaGroup::cause_of(const Error& error) {
 
 void CudaGroup::check() {
   throw_if_dead();
-  const DeviceGuard guard(device());
-  const RelaxedCapture relaxed;  // asking for events would end captures of other threads
   std::optional<Error> trouble;
-  {
+  try {
+    const DeviceGuard guard(device());
+    const RelaxedCapture relaxed;  // asking for events would end captures of other threads
     const std::lock_guard lock(state_);
     trouble = find_trouble();
+  } catch (const Error& error) {
+    trouble = failure_of_gpu(error.what());
   }
   if (!trouble) return;
   die(*trouble);
@@ -219,19 +286,32 @@ void CudaGroup::abort(const std::string& reason) {
   die(Error(ErrorKind::aborted, concat("rank ", rank(), ": the group was aborted: ", reason)));
 }
 
-void CudaGroup::die(const Error& error) {
+void CudaGroup::die(const Error& error) noexcept {
   {
     const std::lock_guard lock(state_);
     if (death_) return;
     death_ = error;
     dead_.store(true, std::memory_order_release);
-    const DeviceGuard guard(device());
-    const RelaxedCapture relaxed;
-    if (news_ != nullptr) news_->tell();
-    releaser_ = std::thread([this] { release_until_done(); });
+    tell_peers();
+    try {
+      releaser_ = std::thread([this] { release_until_done(); });
+    } catch (const std::exception&) {
+      // No thread to be had: streams of this rank wait until the process ends.
+    }
   }
   control().abort(error.what());
   ended();
+}
+
+// By the GPU, which may have failed: then there is the control communicator.
+void CudaGroup::tell_peers() noexcept {
+  if (news_ == nullptr) return;
+  try {
+    const DeviceGuard guard(device());
+    const RelaxedCapture relaxed;
+    news_->tell();
+  } catch (const Error&) {
+  }
 }
 
 void CudaGroup::release_until_done() {
@@ -246,22 +326,44 @@ void CudaGroup::release_until_done() {
   }
 }
 
-void CudaGroup::finish() noexcept {
-  if (stopping_.load(std::memory_order_relaxed)) return;
-  const RelaxedCapture relaxed;
-  const auto wait = [this] {
-    const Deadline deadline = Deadline::after(kPatience);
-    while (under_way() && !deadline.passed()) std::this_thread::sleep_for(kReleasePeriod);
-    return !under_way();
-  };
-  try {
-    if (!dead_.load(std::memory_order_acquire) && !wait()) {
-      die(Error(ErrorKind::aborted, concat("rank ", rank(), " has left")));
+// False: work of the group stays on the device.
+bool CudaGroup::wait_for_end() noexcept {
+  const auto is_dead = [this] { return dead_.load(std::memory_order_acquire); };
+  const auto wait = [&](Nanoseconds patience, const auto& ended) {
+    const Deadline deadline = Deadline::after(patience);
+    while (under_way() && !ended() && !deadline.passed()) {
+      std::this_thread::sleep_for(kReleasePeriod);
     }
-  } catch (...) {
-    // Nobody to tell.
+  };
+  const auto ask = [&] {
+    try {
+      check();
+    } catch (const Error&) {
+    }
+    return is_dead();
+  };
+  if (gpu_has_failed()) ask();  // the peers are told, if nobody has yet
+  wait(kPatience, ask);
+  if (!under_way()) return true;
+  if (!is_dead()) die(Error(ErrorKind::aborted, concat("rank ", rank(), " has left")));
+  wait(kPatienceWithDead, [] { return false; });
+  return !under_way();
+}
+
+// The releaser goes on. What is left of the group is a leak if there is no thread to be had.
+void CudaGroup::end_later() noexcept {
+  try {
+    std::thread([this] {
+      cudaSetDevice(device());
+      const RelaxedCapture relaxed;
+      while (under_way()) std::this_thread::sleep_for(kQuarantine);
+      delete this;
+    }).detach();
+  } catch (const std::exception&) {
   }
-  if (dead_.load(std::memory_order_acquire)) wait();
+}
+
+void CudaGroup::finish() noexcept {
   stopping_.store(true, std::memory_order_relaxed);
   if (releaser_.joinable()) releaser_.join();
 }

@@ -10,15 +10,17 @@
 #include <thread>
 
 #include "core/error.h"
+#include "core/fork_mark.h"
 #include "runtime/device/device_group.h"
 #include "runtime/device/news.h"
+#include "runtime/device/work_clock.h"
 #include "transport/cuda_ipc/liveness.h"
 #include "transport/cuda_ipc/runtime_api.h"
 
 namespace pycoll::cuda {
 
 // Ranks tell each other where things are over the CPU communicator.
-Meeting meeting_of(const std::shared_ptr<Communicator>& control);
+Meeting meeting_of(const std::shared_ptr<Communicator>& control, int device);
 
 struct GroupSeed {
   std::shared_ptr<Communicator> control;
@@ -29,9 +31,19 @@ struct GroupSeed {
 // Work of a group runs in the order of calls, whatever streams it is put on: each call begins after
 // an event that the one before it ended with. Graphs wait for that event and record it when they
 // are launched ("external" in CUDA's words), so they are calls like any other.
+//
+// A rank whose GPU fails can tell nobody by that GPU: it is the control communicator that says so.
 class CudaGroup : public DeviceGroup {
  public:
   ~CudaGroup() override;
+  // Ends it when the last reference goes: waits a little for what is under way, then gives it up.
+  // Where work stays on the device all the same (behind somebody else's), the group stays until
+  // that is over, and nobody waits for it. In a forked child nothing of a GPU can be ended.
+  static std::shared_ptr<DeviceGroup> shared(std::unique_ptr<CudaGroup> group);
+
+  // Collective, on the current device: what ranks need of each other. All ranks come back, or all
+  // throw. (Constructors take what is this rank's own.)
+  virtual void connect() {}
   void enqueue(const CallRequest& request, void* stream) final;
   void enqueue(const std::vector<MessageRequest>& batch, void* stream) final;
   void check() final;
@@ -45,6 +57,10 @@ class CudaGroup : public DeviceGroup {
   virtual void launch(const std::vector<MessageRequest>& batch, cudaStream_t stream) = 0;
   // What a kernel has reported, if anything.
   virtual std::optional<Error> reported() { return std::nullopt; }
+  // Whether what runs a call looks at its timeout, and knows for whom it waited.
+  virtual bool times_out_itself() const { return false; }
+  // Else: what is known of work that is late, as "waiting for rank 1"; empty: nothing.
+  virtual std::string why_late() const { return ""; }
   // The group is dead: nothing that begins from now on may write to peers' vectors. Once, before
   // release_waits(), which comes after what runs by then is over.
   virtual void disarm() {}
@@ -57,7 +73,7 @@ class CudaGroup : public DeviceGroup {
   // peer gives up.
   void make_regions(const Driver& driver, size_t bytes);
   std::byte* payload_of(int peer) const { return regions_->of(peer) + kNewsBytes; }
-  // Before members that work on the device uses go.
+  // Before members that threads of the group use go.
   void finish() noexcept;
 
   int rank() const { return seed_.peers.rank; }
@@ -69,9 +85,9 @@ class CudaGroup : public DeviceGroup {
   // Whether work of the group is on the device.
   bool under_way() const { return last_.query() == cudaErrorNotReady; }
   // Of the call that is being launched: whether that is into a graph; its number, from 1, the same
-  // on every rank.
+  // on every rank. Messages, which not all ranks make, have that of the call before.
   bool is_captured() const { return launching_ != 0; }
-  uint64_t sequence() const { return sequence_; }
+  uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
 
  private:
   static constexpr size_t kNewsBytes = 256;
@@ -79,29 +95,39 @@ class CudaGroup : public DeviceGroup {
   void begin_after_last(cudaStream_t stream, unsigned long long capture);
   void end_call(cudaStream_t stream, unsigned long long capture);
   template <class Launch>
-  void in_order(cudaStream_t stream, const Launch& launch);
+  void in_order(cudaStream_t stream, const std::optional<Nanoseconds>& timeout,
+                const Launch& launch);
   void check_messages(const std::vector<MessageRequest>& batch) const;
   void throw_if_dead() const;
   std::optional<Error> find_trouble();
   Error cause_of(const Error& error);
   std::optional<Error> find_ended_peer();
   std::optional<int> ended_peer() const;
-  void die(const Error& error);
+  std::optional<Error> find_late_work();
+  bool gpu_has_failed() const;
+  Error failure_of_gpu(const std::string& what) const;
+  void die(const Error& error) noexcept;
+  void tell_peers() noexcept;
   void release_until_done();
+  void end() noexcept;
+  bool wait_for_end() noexcept;
+  void end_later() noexcept;
 
+  const ForkMark fork_mark_;
   const GroupSeed seed_;
   const Liveness liveness_;
   std::unique_ptr<Regions> regions_;
-  std::mutex order_;  // one call at a time; guards these:
-  uint64_t sequence_ = 0;
-  const Event last_;                  // the end of the call before
-  const Event captured_;              // the same inside of a capture,
-  unsigned long long capture_ = 0;    // which is this one
-  unsigned long long launching_ = 0;  // the capture of the call that is being launched
+  std::atomic<uint64_t> sequence_{0};  // relaxed: a number, for errors by other threads
+  std::mutex order_;                   // one call at a time; guards these:
+  const Event last_;                   // the end of the call before
+  const Event captured_;               // the same inside of a capture,
+  unsigned long long capture_ = 0;     // which is this one
+  unsigned long long launching_ = 0;   // the capture of the call that is being launched
 
   // Guards what check() and abort() change. Never held while order_ is waited for.
   mutable std::mutex state_;
   std::unique_ptr<PeerNews> news_;
+  WorkClock clock_;
   std::optional<Clock::time_point> ended_since_;  // when a peer's process was first seen to be gone
   std::optional<Clock::time_point> aborted_since_;  // when a peer was first seen to have given up
   std::optional<Error> death_;

@@ -31,7 +31,7 @@ void HostWork::begin(size_t slot, Work work, bool captured, cudaStream_t stream)
 }
 
 void HostWork::end(size_t slot, cudaStream_t stream) {
-  driver_.enqueue({{true, word_of(slot), 1}, {false, word_of(slot), 0}}, stream);
+  driver_.enqueue({wait_for(word_of(slot), 1), write(word_of(slot), 0)}, stream);
 }
 
 // By a thread of CUDA, which may not call CUDA.

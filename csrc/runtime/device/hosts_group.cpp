@@ -67,7 +67,11 @@ std::vector<std::vector<int>> ranks_by_host(const Peers& peers) {
 
 }  // namespace
 
-HostsGroup::HostsGroup(GroupSeed seed, const OpenHere& open) : StagedGroup(std::move(seed)) {
+HostsGroup::HostsGroup(GroupSeed seed, OpenHere open)
+    : StagedGroup(std::move(seed)), open_(std::move(open)) {}
+
+void HostsGroup::connect() {
+  StagedGroup::connect();
   const std::vector<std::vector<int>> hosts = ranks_by_host(peers());
   const auto has_this = [&](const std::vector<int>& ranks) {
     return std::find(ranks.begin(), ranks.end(), rank()) != ranks.end();
@@ -82,8 +86,8 @@ HostsGroup::HostsGroup(GroupSeed seed, const OpenHere& open) : StagedGroup(std::
   }
   const auto here = control().split(static_cast<int>(own - hosts.begin()));
   wire_ = control().split(local_ < shares_ ? local_ : -1);
-  meeting_of(control_pointer()).together("making the group of its host", [&] {
-    inside_ = open(here);
+  meeting_of(control_pointer(), device()).together("making the group of its host", [&] {
+    inside_ = open_(here);
     pieces_ = PinnedMemory(HostWork::kSlots * kMostPiece * control().config().slot_bytes);
   });
 }

@@ -21,8 +21,10 @@ class HostsGroup final : public StagedGroup {
   using OpenHere =
       std::function<std::shared_ptr<DeviceGroup>(const std::shared_ptr<Communicator>& here)>;
 
-  HostsGroup(GroupSeed seed, const OpenHere& open);
+  HostsGroup(GroupSeed seed, OpenHere open);
   ~HostsGroup() override;
+
+  void connect() override;
 
   const char* path() const override { return "hosts"; }
 
@@ -33,6 +35,7 @@ class HostsGroup final : public StagedGroup {
   void ended() override;
 
  private:
+  const OpenHere open_;
   // How a call is summed.
   struct Sum {
     DType dtype;      // of partial sums

@@ -43,6 +43,32 @@ class Mark final : public DeviceMark {
   std::optional<Event> event_;  // made while the device is current
 };
 
+// Makes the group of this host's ranks, where there are several hosts.
+using OpenHere = HostsGroup::OpenHere;
+
+std::unique_ptr<CudaGroup> make(GroupSeed seed, const OpenHere& open_here) {
+  const std::optional<Geometry> geometry = geometry_of(seed.peers, seed.control->config());
+  if (seed.peers.path == Path::shared_device) {
+    return std::make_unique<SharedDeviceGroup>(std::move(seed));
+  }
+  if (seed.peers.path == Path::peers && geometry) {
+    return std::make_unique<PeerGroup>(std::move(seed), *geometry);
+  }
+  if (seed.peers.path == Path::hosts) {
+    return std::make_unique<HostsGroup>(std::move(seed), open_here);
+  }
+  return std::make_unique<StagedGroup>(std::move(seed));
+}
+
+// Whatever fails on one rank fails on all: nobody is left waiting for who is not there.
+std::shared_ptr<DeviceGroup> connected(const Meeting& meeting, GroupSeed seed,
+                                       const OpenHere& open_here) {
+  std::unique_ptr<CudaGroup> group;
+  meeting.together("taking what a group needs", [&] { group = make(std::move(seed), open_here); });
+  group->connect();
+  return CudaGroup::shared(std::move(group));
+}
+
 class Library final : public DeviceLibrary {
  public:
   const char* name() const override { return PYCOLL_DEVICE_LIBRARY_NAME; }
@@ -57,24 +83,22 @@ class Library final : public DeviceLibrary {
 
   std::shared_ptr<DeviceGroup> open(const std::shared_ptr<Communicator>& control,
                                     int device) override {
-    const Meeting meeting = meeting_of(control);
-    meeting.together("choosing the GPU", [&] { const DeviceGuard guard(device); });
-    const DeviceGuard guard(device);
+    const Meeting meeting = meeting_of(control, device);
+    std::optional<DeviceGuard> guard;
+    meeting.together("choosing the GPU", [&] { guard.emplace(device); });
+    const RelaxedCapture relaxed;  // another stream may be under capture
     GroupSeed seed{control, device, find_peers(meeting, device)};
-    const std::optional<Geometry> geometry = geometry_of(seed.peers, control->config());
-    if (seed.peers.path == Path::shared_device) {
-      return std::make_shared<SharedDeviceGroup>(std::move(seed));
+    const auto open_here = [&](const std::shared_ptr<Communicator>& here) {
+      return open(here, device);
+    };
+    try {
+      return connected(meeting, seed, open_here);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::not_implemented) throw;
     }
-    if (seed.peers.path == Path::peers && geometry) {
-      return std::make_shared<PeerGroup>(std::move(seed), *geometry);
-    }
-    if (seed.peers.path == Path::hosts) {
-      const auto inside = [&](const std::shared_ptr<Communicator>& here) {
-        return open(here, device);
-      };
-      return std::make_shared<HostsGroup>(std::move(seed), inside);
-    }
-    return std::make_shared<StagedGroup>(std::move(seed));
+    // Processes cannot share the memory of these GPUs: all ranks have come here.
+    seed.peers.path = Path::staged;
+    return connected(meeting, std::move(seed), open_here);
   }
 
   std::optional<int> device_of(const void* address) const override {

@@ -28,7 +28,7 @@ class PeerNews {
   const uint64_t offset_;
   const int rank_;
   PinnedMemory words_;  // [world_size] as read, then what is told
-  Stream stream_;
+  Stream stream_ = Stream::ahead_of_others();
   Event read_;
   bool asked_ = false;
   Clock::time_point asked_at_{};

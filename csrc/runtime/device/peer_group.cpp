@@ -122,12 +122,14 @@ std::optional<Geometry> geometry_of(const Peers& peers, const Config& config) {
 
 PeerGroup::PeerGroup(GroupSeed seed, const Geometry& geometry)
     : CudaGroup(std::move(seed)), host_(sizeof(HostWords)) {
-  const Driver driver;
   view_.rank = rank();
   view_.geometry = geometry;
   view_.layout = RegionLayout(geometry);
   view_.host = new (host_.data()) HostWords{};
-  make_regions(driver, view_.layout.bytes);
+}
+
+void PeerGroup::connect() {
+  make_regions(driver_, view_.layout.bytes);
   for (int peer = 0; peer < world_size(); ++peer) view_.region[peer] = payload_of(peer);
 }
 

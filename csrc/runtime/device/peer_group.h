@@ -19,6 +19,7 @@ class PeerGroup final : public CudaGroup {
  public:
   PeerGroup(GroupSeed seed, const Geometry& geometry);
   ~PeerGroup() override { finish(); }
+  void connect() override;
 
   const char* path() const override { return "peers"; }
 
@@ -26,6 +27,7 @@ class PeerGroup final : public CudaGroup {
   void launch(const CallRequest& request, cudaStream_t stream) override;
   void launch(const std::vector<MessageRequest>& batch, cudaStream_t stream) override;
   std::optional<Error> reported() override;
+  bool times_out_itself() const override { return true; }
   void release_waits() override;
 
  private:
@@ -47,6 +49,7 @@ class PeerGroup final : public CudaGroup {
   Call call_of(uint32_t collective, uint32_t fingerprint,
                const std::optional<Nanoseconds>& timeout) const;
 
+  const Driver driver_;
   PinnedMemory host_;
   GroupView view_;
   std::map<ProgramKey, Loaded> programs_;

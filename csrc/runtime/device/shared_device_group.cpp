@@ -1,8 +1,12 @@
 #include "runtime/device/shared_device_group.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <thread>
 
 #include "core/error.h"
+#include "runtime/device/call_word.h"
 #include "runtime/device/copy_list.h"
 
 namespace pycoll::cuda {
@@ -15,8 +19,13 @@ constexpr size_t kStagingWindows = 64;
 constexpr size_t kMailboxSlots = 8;
 // Elements by which vectors are cut: parts keep the alignment of wholes.
 constexpr uint64_t kCut = 64;
-// Behind the rows of words: two places, and whether this rank has given up.
-constexpr size_t kMoreWords = 256;
+// Behind the rows of words: two places and what this rank is in; whether it has given up; letters.
+constexpr size_t kMoreWords = 512;
+constexpr size_t kGivenUpAt = 128;
+constexpr size_t kLettersAt = 256;
+static_assert(kMoreWords - kLettersAt >= kMaxRanks * sizeof(uint64_t));
+// What is read for the text of an error comes at once, if it comes.
+constexpr Nanoseconds kReadPatience = std::chrono::milliseconds(200);
 
 constexpr size_t round_up(size_t x, size_t to) {
   return (x + to - 1) / to * to;
@@ -41,7 +50,8 @@ struct SharedDeviceGroup::Round {
   uint64_t slot = 0;     // elements of one
   uint64_t longest = 0;  // of all blocks of the call, the same on every rank
   uint64_t begin = 0;
-  Placed placed;  // of this rank
+  uint64_t word = 0;  // call_word()
+  Placed placed;      // of this rank
 
   uint64_t slot_offset(uint64_t index) const { return index * slot * element; }
   uint64_t length_of(const Block& block) const {
@@ -56,15 +66,22 @@ SharedDeviceGroup::SharedDeviceGroup(GroupSeed seed)
       mailbox_bytes_(round_up(control().config().slot_bytes * kMailboxSlots, kWordRow)),
       places_at_(kWordRow * static_cast<size_t>(Word::kCount) + kMoreWords),
       staging_at_(places_at_ + Places::bytes_for(world_size())),
-      ones_(kWordRow * static_cast<size_t>(Word::kCount)) {
+      ones_(kWordRow * static_cast<size_t>(Word::kCount)),
+      differs_(kMaxRanks * sizeof(uint64_t)),
+      calls_(kMaxRanks * sizeof(uint64_t)),
+      rescue_(Stream::ahead_of_others()) {
   std::fill_n(reinterpret_cast<uint32_t*>(ones_.data()), ones_.size() / sizeof(uint32_t), 1u);
+  std::memset(differs_.data(), 0, differs_.size());
+}
+
+void SharedDeviceGroup::connect() {
   const size_t mail = mailbox_bytes_ * static_cast<size_t>(world_size());
   make_regions(driver_, staging_at_ + staging_bytes_ + mail);
-  meeting_of(control_pointer()).together("making its mailboxes", [&] {
+  meeting_of(control_pointer(), device()).together("making its mailboxes", [&] {
     // All are empty.
     std::vector<WordOperation> operations;
     for (int peer = 0; peer < world_size(); ++peer) {
-      operations.push_back({false, word_of(rank(), Word::empty, peer), 1});
+      operations.push_back(write(word_of(rank(), Word::empty, peer), 1));
     }
     driver_.enqueue(operations, rescue_.get());
     require(cudaStreamSynchronize(rescue_.get()), "cudaStreamSynchronize");
@@ -83,26 +100,81 @@ uint64_t* SharedDeviceGroup::place_of(int holder, Side side) const {
   return reinterpret_cast<uint64_t*>(words) + static_cast<size_t>(side);
 }
 uint32_t* SharedDeviceGroup::given_up() const {
-  return reinterpret_cast<uint32_t*>(payload_of(rank()) + places_at_ - kMoreWords / 2);
+  return reinterpret_cast<uint32_t*>(payload_of(rank()) + places_at_ - kMoreWords + kGivenUpAt);
+}
+uint64_t* SharedDeviceGroup::letter_of(int from, int to) const {
+  std::byte* letters = payload_of(from) + places_at_ - kMoreWords + kLettersAt;
+  return reinterpret_cast<uint64_t*>(letters) + to;
 }
 
 std::byte* SharedDeviceGroup::mailbox_of(int from, int to) const {
   return staging_of(from) + staging_bytes_ + mailbox_bytes_ * static_cast<size_t>(to);
 }
 
-void SharedDeviceGroup::meet(Word row, cudaStream_t stream) const {
-  std::vector<WordOperation> operations;
+void SharedDeviceGroup::meet(Word row, cudaStream_t stream,
+                             std::vector<WordOperation> first) const {
+  std::vector<WordOperation> operations = std::move(first);
   const auto for_peers = [&](const auto& add) {
     for (int peer = 0; peer < world_size(); ++peer) {
       if (peer != rank()) add(peer);
     }
   };
-  for_peers([&](int peer) { operations.push_back({false, word_of(peer, row, rank()), 1}); });
+  for_peers([&](int peer) { operations.push_back(write(word_of(peer, row, rank()), 1)); });
   for_peers([&](int peer) {
-    operations.push_back({true, word_of(rank(), row, peer), 1});
-    operations.push_back({false, word_of(rank(), row, peer), 0});
+    operations.push_back(wait_for(word_of(rank(), row, peer), 1));
+    operations.push_back(write(word_of(rank(), row, peer), 0));
   });
   driver_.enqueue(operations, stream);
+}
+
+Agreement SharedDeviceGroup::agreement_on(uint64_t word) const {
+  Agreement agreement;
+  agreement.self = rank();
+  agreement.differs = reinterpret_cast<uint64_t*>(differs_.data());
+  for (int peer = 0; peer < world_size(); ++peer) {
+    if (peer != rank()) agreement.theirs[peer] = place_of(peer, Side::call);
+    agreement.expected[peer] = word;
+  }
+  return agreement;
+}
+
+std::optional<Error> SharedDeviceGroup::reported() {
+  auto* words = reinterpret_cast<uint64_t*>(differs_.data());
+  for (int peer = 0; peer < world_size(); ++peer) {
+    if (peer == rank()) continue;
+    // Acquire: pairs with the kernel's release, and this rank's word was stored before.
+    const uint64_t theirs = std::atomic_ref(words[peer]).load(std::memory_order_acquire);
+    if (theirs == 0) continue;
+    const uint64_t mine = std::atomic_ref(words[rank()]).load(std::memory_order_relaxed);
+    return Error(ErrorKind::mismatch, describe_difference(rank(), mine, peer, theirs, sequence()));
+  }
+  return std::nullopt;
+}
+
+// From what ranks have written before they met.
+std::string SharedDeviceGroup::why_late() const {
+  auto* words = reinterpret_cast<uint64_t*>(calls_.data());
+  for (int peer = 0; peer < world_size(); ++peer) {
+    cudaMemcpyAsync(words + peer, place_of(peer, Side::call), sizeof(*words), cudaMemcpyDefault,
+                    rescue_.get());
+  }
+  const Deadline deadline = Deadline::after(kReadPatience);
+  while (cudaStreamQuery(rescue_.get()) == cudaErrorNotReady && !deadline.passed()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  if (cudaStreamQuery(rescue_.get()) != cudaSuccess) return "";
+  const uint64_t mine = words[rank()], number = sequence();
+  if (mine == 0) return "";
+  std::string text = concat("in ", describe_call(mine, number)), others;
+  // Only the two ranks of a message know of it.
+  if (header_of(mine, number).collective == kMessages) return text;
+  for (int peer = 0; peer < world_size(); ++peer) {
+    if (words[peer] == mine) continue;
+    others += concat(others.empty() ? ", waiting for rank " : "; rank ", peer, ", which ");
+    others += words[peer] == 0 ? "has made no call there"
+                               : concat("was last in ", describe_call(words[peer], number));
+  }
+  return text + (others.empty() ? ", as its peers are" : others);
 }
 
 void SharedDeviceGroup::disarm() {
@@ -128,13 +200,15 @@ SharedDeviceGroup::Round SharedDeviceGroup::first_round(const CallRequest& reque
 
 void SharedDeviceGroup::launch(const CallRequest& request, cudaStream_t stream) {
   if (request.collective == Collective::all_to_all) return all_to_all(request, stream);
+  const uint64_t word = call_word(request, sequence());
   if (request.collective == Collective::barrier) {
-    meet(Word::ready, stream);
+    meet(Word::ready, stream, {write(place_of(rank(), Side::call), word)});
     meet(Word::done, stream);
     return;
   }
   Round round = first_round(request);
-  round.placed = place(request, round, stream);
+  round.word = word;
+  round.placed = place(request, round);
   for (; round.begin < round.longest; round.begin += round.slot) run_round(request, round, stream);
 }
 
@@ -155,9 +229,7 @@ uint64_t SharedDeviceGroup::find_place(const VectorView& view, uint64_t element,
   return places_->word_for(view.blocks[0].data, bytes, is_captured(), idle);
 }
 
-// Tells the peers, who read it after they have met this rank.
-SharedDeviceGroup::Placed SharedDeviceGroup::place(const CallRequest& request, const Round& round,
-                                                   cudaStream_t stream) {
+SharedDeviceGroup::Placed SharedDeviceGroup::place(const CallRequest& request, const Round& round) {
   Placed placed;
   if (!may_be_placed(round)) return placed;
   if (!is_captured()) places_->progress();
@@ -168,8 +240,6 @@ SharedDeviceGroup::Placed SharedDeviceGroup::place(const CallRequest& request, c
   if (sums_by_parts(request, round)) {
     placed.output = find_place(request.output, round.element, idle);
   }
-  driver_.write(place_of(rank(), Side::input), placed.input, stream);
-  driver_.write(place_of(rank(), Side::output), placed.output, stream);
   return placed;
 }
 
@@ -195,7 +265,15 @@ std::byte* SharedDeviceGroup::own_input(const CallRequest& request, const Round&
 void SharedDeviceGroup::run_round(const CallRequest& request, const Round& round,
                                   cudaStream_t stream) const {
   copy_in(request, round, stream);
-  meet(Word::ready, stream);
+  std::vector<WordOperation> words;  // read by peers after they have met this rank
+  if (round.begin == 0) {
+    words.push_back(write(place_of(rank(), Side::call), round.word));
+    if (may_be_placed(round)) {
+      words.push_back(write(place_of(rank(), Side::input), round.placed.input));
+      words.push_back(write(place_of(rank(), Side::output), round.placed.output));
+    }
+  }
+  meet(Word::ready, stream, std::move(words));
   if (sums(request)) {
     reduce(request, round, stream);
   } else {
@@ -234,10 +312,12 @@ bool SharedDeviceGroup::sums_by_parts(const CallRequest& request, const Round& r
 
 void SharedDeviceGroup::reduce(const CallRequest& request, const Round& round,
                                cudaStream_t stream) const {
-  if (request.output.blocks.empty()) return;  // of a reduce, at all but the root
+  // Of a reduce, at all but the root: only that all ranks mean the same.
+  if (request.output.blocks.empty()) return pull(request, round, stream);
   const Block& output = request.output.blocks[0];
   ReducePlacesCall call;
   call.given_up = given_up();
+  call.agreement = agreement_on(round.word);
   call.arithmetic = {request.dtype, request.reduce_op, world_size()};
   call.sources = world_size();
   call.targets = 1;
@@ -269,6 +349,7 @@ void SharedDeviceGroup::pull(const CallRequest& request, const Round& round,
   const auto slot = round.slots == 1 ? 0 : static_cast<size_t>(rank());
   CopyPlacesCall call;
   call.given_up = given_up();
+  call.agreement = agreement_on(round.word);
   for (size_t i = 0; i < request.output.blocks.size(); ++i) {
     const Block& to = request.output.blocks[i];
     const int from = traits.output == Parts::world ? static_cast<int>(i) : request.root;

@@ -11,6 +11,9 @@
 // Words are toggled, never counted, so graphs may be replayed: who arrives writes 1 into a word of
 // each peer, who waits for it makes it 0 again. A rank cannot arrive twice before a peer has made
 // its word 0, because the two kinds of meetings alternate; model: models/device_phases.pml.
+//
+// Before they meet, ranks write what they are in (call_word.h); kernels compare it, and do nothing
+// where it differs.
 #pragma once
 
 #include "kernels/cuda/kernels.h"
@@ -23,12 +26,15 @@ class SharedDeviceGroup final : public CudaGroup {
  public:
   explicit SharedDeviceGroup(GroupSeed seed);
   ~SharedDeviceGroup() override { finish(); }
+  void connect() override;
 
   const char* path() const override { return "shared_device"; }
 
  protected:
   void launch(const CallRequest& request, cudaStream_t stream) override;
   void launch(const std::vector<MessageRequest>& batch, cudaStream_t stream) override;
+  std::optional<Error> reported() override;
+  std::string why_late() const override;
   void disarm() override;
   void release_waits() override;
 
@@ -47,8 +53,8 @@ class SharedDeviceGroup final : public CudaGroup {
     uint64_t input = 0;
     uint64_t output = 0;
   };
-  // Words of a rank for its peers.
-  enum class Side : uint8_t { input, output };
+  // Words of a rank for its peers: places, and what it is in.
+  enum class Side : uint8_t { input, output, call };
 
   uint32_t* word_of(int holder, Word row, int peer) const;
   std::byte* staging_of(int peer) const { return payload_of(peer) + staging_at_; }
@@ -56,12 +62,15 @@ class SharedDeviceGroup final : public CudaGroup {
 
   uint64_t* place_of(int holder, Side side) const;
   uint32_t* given_up() const;
+  // What is in the mailbox from one rank to another, in the sender's memory.
+  uint64_t* letter_of(int from, int to) const;
 
-  // Every rank has come so far.
-  void meet(Word row, cudaStream_t stream) const;
+  // Every rank has come so far. `first`: what peers read after that.
+  void meet(Word row, cudaStream_t stream, std::vector<WordOperation> first = {}) const;
+  Agreement agreement_on(uint64_t word) const;
 
   bool may_be_placed(const Round& round) const;
-  Placed place(const CallRequest& request, const Round& round, cudaStream_t stream);
+  Placed place(const CallRequest& request, const Round& round);
   uint64_t find_place(const VectorView& view, uint64_t element, bool idle);
   PeerPlace peer_place(int peer, Side side, const Round& round, uint64_t slot,
                        uint64_t before) const;
@@ -79,13 +88,16 @@ class SharedDeviceGroup final : public CudaGroup {
   struct Mail {
     std::vector<std::vector<Block>> to;  // bytes
     std::vector<std::vector<Block>> from;
+    Collective kind;
   };
   struct Parcel {
     int peer;
     Block block;
+    uint64_t letter;  // of the whole message
   };
   void exchange(const Mail& mail, cudaStream_t stream) const;
-  std::vector<Parcel> parcels_of(const std::vector<std::vector<Block>>& mail, size_t round) const;
+  std::vector<Parcel> parcels_of(const std::vector<std::vector<Block>>& mail, Collective kind,
+                                 size_t round) const;
   void post(const std::vector<Parcel>& parcels, cudaStream_t stream) const;
   void collect(const std::vector<Parcel>& parcels, cudaStream_t stream) const;
 
@@ -94,8 +106,10 @@ class SharedDeviceGroup final : public CudaGroup {
   const size_t mailbox_bytes_;
   const size_t places_at_;  // in the payload of a region
   const size_t staging_at_;
-  PinnedMemory ones_;    // words that all wait for
-  const Stream rescue_;  // of release_waits()
+  PinnedMemory ones_;     // words that all wait for
+  PinnedMemory differs_;  // [kMaxRanks], of Agreement
+  PinnedMemory calls_;    // [kMaxRanks], of why_late()
+  const Stream rescue_;   // of release_waits()
   std::unique_ptr<Places> places_;
 };
 

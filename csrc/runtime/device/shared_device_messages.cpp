@@ -4,6 +4,7 @@
 // and for what they sent in it.
 #include <algorithm>
 
+#include "runtime/device/call_word.h"
 #include "runtime/device/copy_list.h"
 #include "runtime/device/shared_device_group.h"
 
@@ -18,7 +19,8 @@ Block bytes_of(const Block& block, DType dtype) {
 
 void SharedDeviceGroup::launch(const std::vector<MessageRequest>& batch, cudaStream_t stream) {
   const auto world = static_cast<size_t>(world_size());
-  Mail mail{std::vector<std::vector<Block>>(world), std::vector<std::vector<Block>>(world)};
+  const std::vector<std::vector<Block>> none(world);
+  Mail mail{none, none, kMessages};
   for (const MessageRequest& message : batch) {
     auto& side = message.receives ? mail.from : mail.to;
     side[static_cast<size_t>(message.peer)].push_back(bytes_of(message.block, message.dtype));
@@ -28,7 +30,8 @@ void SharedDeviceGroup::launch(const std::vector<MessageRequest>& batch, cudaStr
 
 void SharedDeviceGroup::all_to_all(const CallRequest& request, cudaStream_t stream) const {
   const auto world = static_cast<size_t>(world_size());
-  Mail mail{std::vector<std::vector<Block>>(world), std::vector<std::vector<Block>>(world)};
+  const std::vector<std::vector<Block>> none(world);
+  Mail mail{none, none, Collective::all_to_all};
   CopyList own(stream);
   for (size_t peer = 0; peer < world; ++peer) {
     const Block input = bytes_of(request.input.blocks[peer], request.dtype);
@@ -46,7 +49,7 @@ void SharedDeviceGroup::all_to_all(const CallRequest& request, cudaStream_t stre
 
 // Part `round` of what goes to (or comes from) each peer; none where there are no more.
 std::vector<SharedDeviceGroup::Parcel> SharedDeviceGroup::parcels_of(
-    const std::vector<std::vector<Block>>& mail, size_t round) const {
+    const std::vector<std::vector<Block>>& mail, Collective kind, size_t round) const {
   std::vector<Parcel> parcels;
   for (size_t peer = 0; peer < mail.size(); ++peer) {
     size_t part = round;
@@ -55,7 +58,8 @@ std::vector<SharedDeviceGroup::Parcel> SharedDeviceGroup::parcels_of(
       if (part < parts) {
         const uint64_t begin = part * mailbox_bytes_;
         const uint64_t bytes = std::min<uint64_t>(mailbox_bytes_, block.count - begin);
-        parcels.push_back({static_cast<int>(peer), {block.data + begin, bytes}});
+        const uint64_t letter = letter_word(kind, block.count, sequence());
+        parcels.push_back({static_cast<int>(peer), {block.data + begin, bytes}, letter});
         break;
       }
       part -= parts;
@@ -65,9 +69,11 @@ std::vector<SharedDeviceGroup::Parcel> SharedDeviceGroup::parcels_of(
 }
 
 void SharedDeviceGroup::exchange(const Mail& mail, cudaStream_t stream) const {
+  driver_.enqueue({write(place_of(rank(), Side::call), letter_word(mail.kind, 0, sequence()))},
+                  stream);
   for (size_t round = 0;; ++round) {
-    const std::vector<Parcel> out = parcels_of(mail.to, round);
-    const std::vector<Parcel> in = parcels_of(mail.from, round);
+    const std::vector<Parcel> out = parcels_of(mail.to, mail.kind, round);
+    const std::vector<Parcel> in = parcels_of(mail.from, mail.kind, round);
     if (out.empty() && in.empty()) return;
     post(out, stream);
     collect(in, stream);
@@ -79,10 +85,11 @@ void SharedDeviceGroup::post(const std::vector<Parcel>& parcels, cudaStream_t st
   CopyList copies(stream);
   for (const Parcel& parcel : parcels) {
     uint32_t* const empty = word_of(rank(), Word::empty, parcel.peer);
-    before.push_back({true, empty, 1});
-    before.push_back({false, empty, 0});
+    before.push_back(wait_for(empty, 1));
+    before.push_back(write(empty, 0));
     copies.add(parcel.block.data, mailbox_of(rank(), parcel.peer), parcel.block.count);
-    after.push_back({false, word_of(parcel.peer, Word::full, rank()), 1});
+    after.push_back(write(letter_of(rank(), parcel.peer), parcel.letter));
+    after.push_back(write(word_of(parcel.peer, Word::full, rank()), 1));
   }
   driver_.enqueue(before, stream);
   copies.launch();
@@ -91,16 +98,23 @@ void SharedDeviceGroup::post(const std::vector<Parcel>& parcels, cudaStream_t st
 
 void SharedDeviceGroup::collect(const std::vector<Parcel>& parcels, cudaStream_t stream) const {
   std::vector<WordOperation> before, after;
-  CopyList copies(stream);
+  CopyPlacesCall call;  // at most one parcel a peer
+  call.given_up = given_up();
+  call.agreement.self = rank();
+  call.agreement.differs = reinterpret_cast<uint64_t*>(differs_.data());
   for (const Parcel& parcel : parcels) {
     uint32_t* const full = word_of(rank(), Word::full, parcel.peer);
-    before.push_back({true, full, 1});
-    before.push_back({false, full, 0});
-    copies.add(mailbox_of(parcel.peer, rank()), parcel.block.data, parcel.block.count);
-    after.push_back({false, word_of(parcel.peer, Word::empty, rank()), 1});
+    before.push_back(wait_for(full, 1));
+    before.push_back(write(full, 0));
+    call.agreement.theirs[parcel.peer] = letter_of(parcel.peer, rank());
+    call.agreement.expected[parcel.peer] = parcel.letter;
+    call.src[call.copies].staged = mailbox_of(parcel.peer, rank());
+    call.dst[call.copies] = parcel.block.data;
+    call.bytes[call.copies++] = parcel.block.count;
+    after.push_back(write(word_of(parcel.peer, Word::empty, rank()), 1));
   }
   driver_.enqueue(before, stream);
-  copies.launch();
+  require(copy_places(call, stream), "copying messages");
   driver_.enqueue(after, stream);
 }
 

@@ -44,11 +44,14 @@ void copy(const VectorView& from, const VectorView& to, size_t element, cudaStre
 
 }  // namespace
 
-StagedGroup::StagedGroup(GroupSeed seed)
-    : CudaGroup(std::move(seed)), staging_(control().split(0)), host_(driver_) {}
+StagedGroup::StagedGroup(GroupSeed seed) : CudaGroup(std::move(seed)), host_(driver_) {}
+
+void StagedGroup::connect() {
+  staging_ = control().split(0);
+}
 
 void StagedGroup::ended() {
-  staging_->abort("its work on GPUs has ended");
+  if (staging_ != nullptr) staging_->abort("its work on GPUs has ended");
 }
 
 std::byte* StagedGroup::room(size_t bytes) {

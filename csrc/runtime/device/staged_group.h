@@ -12,9 +12,10 @@ namespace pycoll::cuda {
 
 class StagedGroup : public CudaGroup {
  public:
-  // Collective, as everything that splits the communicator is.
   explicit StagedGroup(GroupSeed seed);
   ~StagedGroup() override { finish(); }
+
+  void connect() override;
 
   const char* path() const override { return "staged"; }
 
@@ -23,6 +24,7 @@ class StagedGroup : public CudaGroup {
   void launch(const std::vector<MessageRequest>& batch, cudaStream_t stream) override;
   std::optional<Error> reported() override { return host_.failure(); }
   void ended() override;
+  bool times_out_itself() const override { return true; }
   void release_waits() override { host_.release(); }
 
   const Driver& driver() const { return driver_; }
@@ -35,7 +37,7 @@ class StagedGroup : public CudaGroup {
   const Driver driver_;
   // The same ranks. What the caller runs on the group's communicator comes when the caller makes
   // it, and this when streams come to it: two orders.
-  const std::shared_ptr<Communicator> staging_;
+  std::shared_ptr<Communicator> staging_;  // from connect() on
   // Calls that are under way, and graphs, may use the smaller ones.
   std::vector<PinnedMemory> pinned_;
   HostWork host_;  // goes first

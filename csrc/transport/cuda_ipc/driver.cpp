@@ -23,9 +23,10 @@ void find(const char* name, Function& function) {
   function = error == cudaSuccess ? reinterpret_cast<Function>(found) : nullptr;
 }
 
+// The numbers of errors are those of the runtime.
 void require_driver(CUresult result, const char* what) {
   if (result == CUDA_SUCCESS) return;
-  fail(ErrorKind::system, what, ": error ", static_cast<int>(result), " of the CUDA driver");
+  fail(ErrorKind::system, describe(static_cast<cudaError_t>(result), what));
 }
 
 CUdeviceptr address_of(const void* p) {
@@ -34,16 +35,26 @@ CUdeviceptr address_of(const void* p) {
 
 CUstreamBatchMemOpParams parameters_of(const WordOperation& operation) {
   CUstreamBatchMemOpParams result{};
-  if (operation.waits) {
-    result.waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
-    result.waitValue.address = address_of(operation.word);
-    result.waitValue.value = operation.value;
-    result.waitValue.flags = CU_STREAM_WAIT_VALUE_EQ;
-  } else {
-    result.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
-    result.writeValue.address = address_of(operation.word);
-    result.writeValue.value = operation.value;
-    result.writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
+  const auto value = static_cast<cuuint32_t>(operation.value);
+  switch (operation.kind) {
+    case WordOperation::Kind::wait32:
+      result.waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
+      result.waitValue.address = address_of(operation.word);
+      result.waitValue.value = value;
+      result.waitValue.flags = CU_STREAM_WAIT_VALUE_EQ;
+      break;
+    case WordOperation::Kind::write32:
+      result.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+      result.writeValue.address = address_of(operation.word);
+      result.writeValue.value = value;
+      result.writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
+      break;
+    case WordOperation::Kind::write64:
+      result.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
+      result.writeValue.address = address_of(operation.word);
+      result.writeValue.value64 = operation.value;
+      result.writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
+      break;
   }
   return result;
 }
@@ -87,20 +98,27 @@ std::optional<Driver::Allocation> Driver::find_allocation(const void* p) const {
   return found;
 }
 
-void Driver::write(uint64_t* word, uint64_t value, cudaStream_t stream) const {
-  require_driver(write64_(stream, address_of(word), value, CU_STREAM_WRITE_VALUE_DEFAULT),
-                 "cuStreamWriteValue64");
+void Driver::enqueue_one(const WordOperation& operation, cudaStream_t stream) const {
+  const CUdeviceptr word = address_of(operation.word);
+  const auto value = static_cast<cuuint32_t>(operation.value);
+  switch (operation.kind) {
+    case WordOperation::Kind::wait32:
+      require_driver(wait_(stream, word, value, CU_STREAM_WAIT_VALUE_EQ), "cuStreamWaitValue32");
+      break;
+    case WordOperation::Kind::write32:
+      require_driver(write_(stream, word, value, CU_STREAM_WRITE_VALUE_DEFAULT),
+                     "cuStreamWriteValue32");
+      break;
+    case WordOperation::Kind::write64:
+      require_driver(write64_(stream, word, operation.value, CU_STREAM_WRITE_VALUE_DEFAULT),
+                     "cuStreamWriteValue64");
+      break;
+  }
 }
 
 void Driver::enqueue(const std::vector<WordOperation>& operations, cudaStream_t stream) const {
   if (batch_ == nullptr) {
-    for (const WordOperation& one : operations) {
-      const CUdeviceptr word = address_of(one.word);
-      const CUresult result = one.waits
-                                  ? wait_(stream, word, one.value, CU_STREAM_WAIT_VALUE_EQ)
-                                  : write_(stream, word, one.value, CU_STREAM_WRITE_VALUE_DEFAULT);
-      require_driver(result, one.waits ? "cuStreamWaitValue32" : "cuStreamWriteValue32");
-    }
+    for (const WordOperation& one : operations) enqueue_one(one, stream);
     return;
   }
   for (size_t first = 0; first < operations.size(); first += kMostInBatch) {

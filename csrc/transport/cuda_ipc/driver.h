@@ -11,10 +11,20 @@ namespace pycoll::cuda {
 
 // Something that a stream does to a word of memory. A wait ends when the word is `value`.
 struct WordOperation {
-  bool waits = false;
-  uint32_t* word = nullptr;
-  uint32_t value = 0;
+  enum class Kind : uint8_t { wait32, write32, write64 };
+  Kind kind;
+  void* word;
+  uint64_t value;
 };
+inline WordOperation wait_for(uint32_t* word, uint32_t value) {
+  return {WordOperation::Kind::wait32, word, value};
+}
+inline WordOperation write(uint32_t* word, uint32_t value) {
+  return {WordOperation::Kind::write32, word, value};
+}
+inline WordOperation write(uint64_t* word, uint64_t value) {
+  return {WordOperation::Kind::write64, word, value};
+}
 
 class Driver {
  public:
@@ -35,12 +45,12 @@ class Driver {
   // nullopt: `p` points into none.
   std::optional<Allocation> find_allocation(const void* p) const;
 
-  void write(uint64_t* word, uint64_t value, cudaStream_t stream) const;
-
   // In order. Writes come after all that is before them on the stream, for everybody who sees them.
   void enqueue(const std::vector<WordOperation>& operations, cudaStream_t stream) const;
 
  private:
+  void enqueue_one(const WordOperation& operation, cudaStream_t stream) const;
+
   decltype(&cuMemGetAddressRange) range_ = nullptr;
   decltype(&cuStreamWaitValue32) wait_ = nullptr;
   decltype(&cuStreamWriteValue32) write_ = nullptr;

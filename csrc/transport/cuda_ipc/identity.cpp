@@ -31,20 +31,27 @@ DeviceIdentity identity_of(int device) {
   return identity;
 }
 
-// Whether kernels of `device` may touch memory on a peer's of this host, and handles of it open.
+// Whether kernels of `device` may touch memory on a peer's of this host, as far as is known:
+// of a device that this process does not see, only the attempt can tell.
 bool reaches(int device, const DeviceIdentity& mine, const DeviceIdentity& peer) {
   if (mine.same_device(peer)) return true;
   int ordinal = 0, possible = 0;
-  const bool known = cudaDeviceGetByPCIBusId(&ordinal, peer.bus_id) == cudaSuccess &&
-                     cudaDeviceCanAccessPeer(&possible, device, ordinal) == cudaSuccess;
+  if (cudaDeviceGetByPCIBusId(&ordinal, peer.bus_id) != cudaSuccess) {
+    cudaGetLastError();
+    return true;
+  }
+  const bool known = cudaDeviceCanAccessPeer(&possible, device, ordinal) == cudaSuccess;
   cudaGetLastError();
   return known && possible != 0;
 }
 
-// What one rank says when its part failed.
+enum class Outcome : int32_t { good, impossible, failed };
+
+// What one rank says of its part.
 struct Verdict {
-  uint8_t failed = 0;
-  char why[255] = {};
+  Outcome outcome = Outcome::good;
+  int32_t device = 0;
+  char why[248] = {};
 };
 
 }  // namespace
@@ -72,14 +79,19 @@ void Meeting::together(const char* what, const std::function<void()>& part) cons
   try {
     part();
   } catch (const std::exception& error) {
-    mine.failed = 1;
+    const auto* known = dynamic_cast<const Error*>(&error);
+    const bool impossible = known != nullptr && known->kind() == ErrorKind::not_implemented;
+    mine.outcome = impossible ? Outcome::impossible : Outcome::failed;
+    mine.device = device;
     std::strncpy(mine.why, error.what(), sizeof(mine.why) - 1);
   }
   const std::vector<Verdict> all = exchange(mine);
-  for (size_t r = 0; r < all.size(); ++r) {
-    if (all[r].failed == 0) continue;
-    fail(ErrorKind::system, "rank ", rank, ": ", what, " failed on rank ", r, ": ", all[r].why);
-  }
+  const auto worse = [](const Verdict& a, const Verdict& b) { return a.outcome < b.outcome; };
+  const auto worst = std::max_element(all.begin(), all.end(), worse);
+  if (worst->outcome == Outcome::good) return;
+  fail(worst->outcome == Outcome::failed ? ErrorKind::system : ErrorKind::not_implemented, "rank ",
+       rank, ": ", what, " failed on rank ", worst - all.begin(), ", which has GPU ", worst->device,
+       ": ", worst->why);
 }
 
 Path choose_path(const std::vector<DeviceIdentity>& identities,

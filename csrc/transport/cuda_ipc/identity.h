@@ -13,6 +13,7 @@ namespace pycoll::cuda {
 struct Meeting {
   int rank = 0;
   int world_size = 1;
+  int device = 0;  // an ordinal of this process, for errors
   // Everybody's bytes by rank, of one length. Blocks; throws what the group throws.
   std::function<std::vector<std::byte>(const std::vector<std::byte>&)> all_gather;
 
@@ -20,7 +21,7 @@ struct Meeting {
   template <class T>
   std::vector<T> exchange(const T& mine) const;
   // Where a rank's part of something collective may fail: throws everywhere what it threw
-  // somewhere.
+  // somewhere. As Error(not_implemented) where all that failed threw that, else Error(system).
   void together(const char* what, const std::function<void()>& part) const;
 };
 

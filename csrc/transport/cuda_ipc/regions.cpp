@@ -15,6 +15,23 @@ struct Offer {
   const std::shared_ptr<DeviceMemory>* neighbour = nullptr;  // for ranks of the same process
 };
 
+// What is said where memory cannot be shared: by containers that do not see each other's processes,
+// parts of one GPU (MIG), virtual machines, devices that do not reach each other after all.
+void require_sharing(cudaError_t error, const std::string& what) {
+  switch (error) {
+    case cudaErrorNotSupported:
+    case cudaErrorNotPermitted:
+    case cudaErrorInvalidDevice:
+    case cudaErrorInvalidResourceHandle:
+    case cudaErrorOperatingSystem:
+    case cudaErrorPeerAccessUnsupported:
+      cudaGetLastError();
+      fail(ErrorKind::not_implemented, describe(error, what));
+    default:
+      require(error, what);
+  }
+}
+
 void enable_access(int peer_device) {
   int device = 0;
   require(cudaGetDevice(&device), "cudaGetDevice");
@@ -24,7 +41,7 @@ void enable_access(int peer_device) {
     cudaGetLastError();
     return;
   }
-  require(error, concat("cudaDeviceEnablePeerAccess(", peer_device, ")"));
+  require_sharing(error, concat("cudaDeviceEnablePeerAccess(", peer_device, ")"));
 }
 
 int ordinal_of(const DeviceIdentity& identity) {
@@ -37,8 +54,8 @@ int ordinal_of(const DeviceIdentity& identity) {
 
 ImportedMemory::ImportedMemory(const cudaIpcMemHandle_t& handle) {
   void* base = nullptr;
-  require(cudaIpcOpenMemHandle(&base, handle, cudaIpcMemLazyEnablePeerAccess),
-          "cudaIpcOpenMemHandle");
+  require_sharing(cudaIpcOpenMemHandle(&base, handle, cudaIpcMemLazyEnablePeerAccess),
+                  "cudaIpcOpenMemHandle");
   base_.reset(static_cast<std::byte*>(base));
 }
 
@@ -47,11 +64,13 @@ Regions::Regions(const Meeting& meeting, const Peers& peers, const Driver& drive
   Offer mine;
   meeting.together("making memory for its peers", [&] {
     own_ = std::make_shared<DeviceMemory>((bytes + kWhole - 1) / kWhole * kWhole);
-    require(cudaMemset(own_->data(), 0, own_->size()), "cudaMemset");
-    require(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    // On a stream of its own: the default one may be ordered with a stream that is captured.
+    const Stream stream;
+    require(cudaMemsetAsync(own_->data(), 0, own_->size(), stream.get()), "cudaMemsetAsync");
+    require(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
     mine.neighbour = &own_;
     if (alone) return;
-    require(cudaIpcGetMemHandle(&mine.handle, own_->data()), "cudaIpcGetMemHandle");
+    require_sharing(cudaIpcGetMemHandle(&mine.handle, own_->data()), "cudaIpcGetMemHandle");
     mine.offset = static_cast<uint64_t>(own_->data() - driver.base_of(own_->data()));
   });
   const std::vector<Offer> offers = meeting.exchange(mine);

@@ -10,7 +10,8 @@
 
 namespace pycoll::cuda {
 
-// Memory of another process. Opening the same memory again counts, and so does closing it.
+// Memory of another process. Opening the same memory again counts, and so does closing it. Throws
+// Error(not_implemented) where processes cannot share memory of these devices at all.
 class ImportedMemory {
  public:
   ImportedMemory() = default;

@@ -1,8 +1,31 @@
 #include "transport/cuda_ipc/runtime_api.h"
 
+#include <cuda.h>
+
 #include "core/error.h"
 
 namespace pycoll::cuda {
+namespace {
+
+// Whether this process has used the device. CUDA has no such question in its runtime API. Where it
+// cannot be answered (the current device has failed): no.
+bool has_context(int device) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult status{};
+  constexpr unsigned kDriverVersion = 12000;
+  const cudaError_t error = cudaGetDriverEntryPointByVersion(
+      "cuDevicePrimaryCtxGetState", &found, kDriverVersion, cudaEnableDefault, &status);
+  if (error != cudaSuccess || found == nullptr) {
+    cudaGetLastError();
+    return false;
+  }
+  const auto ask = reinterpret_cast<decltype(&cuDevicePrimaryCtxGetState)>(found);
+  unsigned flags = 0;
+  int active = 0;
+  return ask(device, &flags, &active) == CUDA_SUCCESS && active != 0;
+}
+
+}  // namespace
 
 std::string describe(cudaError_t error, const std::string& what) {
   return concat(what, ": ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ", ",
@@ -15,13 +38,13 @@ void require(cudaError_t error, const std::string& what) {
   fail(ErrorKind::system, describe(error, what));
 }
 
-DeviceGuard::DeviceGuard(int device) {
+DeviceGuard::DeviceGuard(int device) : device_(device) {
   require(cudaGetDevice(&before_), "cudaGetDevice");
   if (before_ != device) require(cudaSetDevice(device), concat("cudaSetDevice(", device, ")"));
 }
 
 DeviceGuard::~DeviceGuard() {
-  cudaSetDevice(before_);
+  if (before_ != device_ && has_context(before_)) cudaSetDevice(before_);
 }
 
 DeviceMemory::DeviceMemory(size_t bytes) : bytes_(bytes) {
@@ -49,10 +72,19 @@ cudaError_t Event::query() const {
   return state;
 }
 
-Stream::Stream() {
+Stream::Stream() : Stream(0) {}
+
+Stream::Stream(int priority) {
   cudaStream_t stream = nullptr;
-  require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+  require(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, priority),
+          "cudaStreamCreateWithPriority");
   stream_.reset(stream);
+}
+
+Stream Stream::ahead_of_others() {
+  int least = 0, greatest = 0;
+  require(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+  return Stream(greatest);
 }
 
 }  // namespace pycoll::cuda

@@ -16,7 +16,9 @@ std::string describe(cudaError_t error, const std::string& what);
 // Throws Error(system) with describe(). The runtime's own memory of the error is cleared.
 void require(cudaError_t error, const std::string& what);
 
-// Makes `device` current until it goes.
+// Makes `device` current until it goes. A thread whose own device has no context in this process
+// (it never used a GPU, and has device 0 for that reason alone) keeps `device`: to go back would
+// make a context, hundreds of megabytes on a GPU that is another rank's.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device);
@@ -25,6 +27,7 @@ class DeviceGuard {
   DeviceGuard& operator=(const DeviceGuard&) = delete;
 
  private:
+  const int device_;
   int before_ = 0;
 };
 
@@ -91,9 +94,13 @@ class Event {
 class Stream {
  public:
   Stream();
+  // Of the highest priority. CUDA may give streams of one priority one queue of the hardware, where
+  // one that waits holds up another: what lets go of streams that wait must not be among them.
+  static Stream ahead_of_others();
   cudaStream_t get() const { return stream_.get(); }
 
  private:
+  explicit Stream(int priority);
   std::unique_ptr<CUstream_st, Freed<cudaStreamDestroy>> stream_;
 };
 
