@@ -203,7 +203,7 @@ MUTANTS = [
     Mutant(
         "dead_group_writes",
         SHARED,
-        "  if (*in.call.given_up != 0) return;\n",
+        "  if (*in.call.given_up != 0 || !agrees(in.call.agreement)) return;\n",
         "",
         "a rank whose group is dead writes into vectors that peers have back",
         "shared_device",
@@ -223,8 +223,8 @@ MUTANTS = [
     Mutant(
         "no_meeting_before_reading_peers",
         SHARED_GROUP,
-        "  copy_in(request, round, stream);\n  meet(Word::ready, stream);\n",
-        "  copy_in(request, round, stream);\n",
+        "  meet(Word::ready, stream, std::move(words));\n",
+        "  driver_.enqueue(words, stream);\n",
         "peers' vectors are read before they are there",
         "collectives",
         program="groups",
@@ -251,8 +251,8 @@ MUTANTS = [
     Mutant(
         "word_not_taken_back",
         HOST_WORK,
-        "{{true, word_of(slot), 1}, {false, word_of(slot), 0}}",
-        "{{true, word_of(slot), 1}}",
+        "{wait_for(word_of(slot), 1), write(word_of(slot), 0)}",
+        "{wait_for(word_of(slot), 1)}",
         "the next piece in a slot is copied back before it was summed",
         "sums",
         "",

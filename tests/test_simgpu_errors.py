@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import gc
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -111,6 +113,145 @@ def test_a_peer_that_does_not_come_is_an_error():
     took, message, later = results[0].value
     assert took < 3.5
     assert "rank 1" in message and later == message
+
+
+def late_where_a_gpu_is_shared(rank, w):
+    gpu = torch.ones(3, device=DEVICE)
+    dist.all_reduce(gpu)
+    torch.accelerator.synchronize()
+    if rank == 1:
+        time.sleep(5)
+        return "late"
+    began = time.monotonic()
+    dist.all_reduce(gpu)
+    with contextlib.suppress(RuntimeError):
+        torch.accelerator.synchronize()  # nothing that runs there looks at a clock
+    took = time.monotonic() - began
+    return took, raised(lambda: dist.all_reduce(gpu))
+
+
+def test_whoever_waits_for_a_shared_gpu_is_let_go():
+    results = simgpu.ranks(
+        2, late_where_a_gpu_is_shared, devices=1, group_timeout=1.5, timeout=60, check=False
+    )
+    assert results[0].error is None, results[0].report()
+    took, message = results[0].value
+    assert took < 4 and "waiting for rank 1" in message
+
+
+def mismatched(rank, w):
+    gpu = torch.ones(3 + rank, device=DEVICE)
+    dist.all_reduce(torch.ones(3, device=DEVICE))
+    torch.accelerator.synchronize()
+    work = dist.all_reduce(gpu, async_op=True)
+    message = raised(lambda: work.wait(datetime.timedelta(seconds=10)))
+    assert not work.is_success() and work.is_completed()
+    return message, gpu.cpu().tolist()
+
+
+def test_sizes_that_differ_where_a_gpu_is_shared():
+    results = simgpu.ranks(2, mismatched, devices=1, timeout=60)
+    for rank, result in enumerate(results):
+        message, values = result.value
+        assert "sizes differ" in message
+        assert "3 x float32" in message and "4 x float32" in message
+        assert values == [1.0] * (3 + rank)  # nothing was written
+
+
+def failed_gpu(rank, w, before_the_first_call):
+    machine = torch.simgpu.machine
+    gpu = torch.ones(3, device=DEVICE)
+    if not before_the_first_call:
+        dist.all_reduce(gpu)
+        torch.accelerator.synchronize()
+    began = time.monotonic()
+    if rank == 1:
+        machine.poison_device(torch.accelerator.current_device_index(), 700)
+    message = raised(lambda: [dist.all_reduce(gpu), time.sleep(1), dist.all_reduce(gpu)])
+    return time.monotonic() - began, message
+
+
+@pytest.mark.parametrize("before_the_first_call", [True, False])
+@pytest.mark.parametrize("devices", [8, 1])
+def test_a_failed_gpu_is_named_on_all_ranks(devices, before_the_first_call):
+    results = simgpu.ranks(2, failed_gpu, before_the_first_call, devices=devices, timeout=60)
+    took, message = results[0].value
+    assert took < 5
+    assert "rank 1" in message and "cudaErrorIllegalAddress" in message
+
+
+def failed_gpu_in_a_message(rank, w):
+    gpu = torch.ones(3, device=DEVICE)
+    if rank == 1:
+        torch.simgpu.machine.poison_device(torch.accelerator.current_device_index(), 700)
+    return raised(lambda: dist.send(gpu, 0) if rank == 1 else dist.recv(gpu, 1))
+
+
+def test_a_gpu_that_fails_before_it_sends_is_named():
+    results = simgpu.ranks(2, failed_gpu_in_a_message, timeout=60)
+    assert "rank 1" in results[0].value and "cudaErrorIllegalAddress" in results[0].value
+
+
+def forked(rank, w):
+    gpu = torch.ones(3, device=DEVICE)
+    work = dist.all_reduce(gpu, async_op=True)
+    work.wait()
+    torch.accelerator.synchronize()
+    time.sleep(0.3)  # the watchdog waits for its next look
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            work.is_completed()
+        with contextlib.suppress(BaseException):
+            dist.destroy_process_group()
+        del work
+        gc.collect()
+        os._exit(0)
+    deadline = time.monotonic() + 20
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return "the child hangs"
+        time.sleep(0.01)
+    dist.all_reduce(gpu)
+    same(gpu, torch.full((3,), float(w * w)))
+    return "done"
+
+
+@pytest.mark.parametrize("devices", [8, 1])
+def test_a_forked_child_can_drop_its_copy_of_the_group(devices):
+    results = simgpu.ranks(2, forked, devices=devices, timeout=60)
+    assert [r.value for r in results] == ["done"] * 2
+
+
+def closed_while_the_first_meeting_waits(rank, w):
+    if rank == 1:
+        time.sleep(4)
+        return 0.0
+    errors = []
+
+    def call():
+        try:
+            dist.all_reduce(torch.ones(3, device=DEVICE))
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    time.sleep(0.5)
+    began = time.monotonic()
+    dist.distributed_c10d._get_default_group()._get_backend(torch.device(DEVICE)).shutdown()
+    took = time.monotonic() - began
+    caller.join()
+    assert errors and "destroyed" in errors[0]
+    return took
+
+
+def test_a_group_can_be_closed_while_its_first_call_waits_for_a_peer():
+    results = simgpu.ranks(2, closed_while_the_first_meeting_waits, timeout=60, check=False)
+    assert results[0].error is None, results[0].report()
+    assert results[0].value < 3
 
 
 class Alarm(Exception):

@@ -85,13 +85,50 @@ std::shared_ptr<Communicator> connect(const GroupRequest& request) {
 
 }  // namespace
 
-Backend::Backend(const GroupRequest& request)
+Backend::Backend(GroupRequest request)
     : c10d::Backend(request.rank, request.world_size),
-      communicator_(with_torch_errors([&] { return connect(request); })),
-      devices_(std::make_shared<DeviceCalls>(communicator_, request.devices, request.interrupt)),
-      options_(c10::make_intrusive<Options>("pycoll", request.timeout)),
-      interrupt_(request.interrupt) {
-  options_->global_ranks_in_group = request.global_ranks;
+      request_(std::move(request)),
+      communicator_(with_torch_errors([&] { return connect(request_); })),
+      devices_(DeviceCalls::make(communicator_, request_.devices, request_.interrupt)),
+      options_(c10::make_intrusive<GroupOptions>("pycoll", request_.timeout)),
+      interrupt_(request_.interrupt) {
+  options_->global_ranks_in_group = request_.global_ranks;
+}
+
+c10::intrusive_ptr<Backend> Backend::make(GroupRequest request) {
+  auto backend = c10::make_intrusive<Backend>(std::move(request));
+  if (backend->request_.made) backend->request_.made(*backend);
+  return backend;
+}
+
+c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::Store>& /*store*/,
+                                                 const std::vector<int>& ranks,
+                                                 const c10::intrusive_ptr<Options>& options) {
+  const auto mine = std::find(ranks.begin(), ranks.end(), getRank());
+  if (mine == ranks.end()) return nullptr;
+  GroupRequest request = request_;
+  request.rank = static_cast<int>(mine - ranks.begin());
+  request.world_size = static_cast<int>(ranks.size());
+  // The same on all of these ranks, which make the same splits among themselves.
+  request.group_id += "/split";
+  for (const int rank : ranks) request.group_id += concat("-", rank);
+  {
+    const std::lock_guard lock(splits_mutex_);
+    request.group_id += concat("/", ++splits_[ranks]);
+  }
+  request.global_ranks.clear();
+  for (const int rank : ranks) {
+    const auto place = static_cast<size_t>(rank);
+    const bool known = place < request_.global_ranks.size();
+    request.global_ranks.push_back(known ? request_.global_ranks[place] : place);
+  }
+  if (options != nullptr) request.timeout = options->timeout;
+  return make(std::move(request));
+}
+
+void Backend::eagerConnectSingleDevice(at::Device device) {
+  const GilRelease release;
+  with_torch_errors([&] { devices_->connect(device); });
 }
 
 Backend::~Backend() {
@@ -158,12 +195,18 @@ c10::intrusive_ptr<Work> Backend::start(Call call, CallRequest request) {
 
 Backend::WorkPtr Backend::run_on(c10::Device device, const char* title, Description description,
                                  std::vector<Call> calls) {
-  const c10::DeviceGuard guard(device);
-  DeviceCall together{title, std::move(description), device, time_of(calls.front().timeout),
-                      calls.front().async};
-  for (Call& call : calls) together.calls.push_back(prepare(call, &together.copies));
-  WorkPtr work = devices_->run(std::move(together));
-  return work ? remember(std::move(work)) : nullptr;
+  try {
+    const c10::DeviceGuard guard(device);
+    DeviceCall together{title, std::move(description), device, time_of(calls.front().timeout),
+                        calls.front().async};
+    for (Call& call : calls) together.calls.push_back(prepare(call, &together.copies));
+    WorkPtr work = devices_->run(std::move(together));
+    return work ? remember(std::move(work)) : nullptr;
+  } catch (const c10::Error& error) {
+    const GilRelease release;
+    devices_->note_error(device, error);
+    throw;
+  }
 }
 
 Backend::WorkPtr Backend::run(Call call) {

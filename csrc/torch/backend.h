@@ -6,6 +6,8 @@
 // serves all supported versions.
 #pragma once
 
+#include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -22,6 +24,18 @@
 
 namespace pycoll::torch_adapter {
 
+class Backend;
+
+// What torch calls the options of a group, and copies for groups that are split off.
+struct GroupOptions final : c10d::Backend::Options {
+  using c10d::Backend::Options::Options;
+#ifdef C10D_BACKEND_HAS_HOOKS
+  c10::intrusive_ptr<c10d::Backend::Options> clone() const override {
+    return c10::make_intrusive<GroupOptions>(*this);
+  }
+#endif
+};
+
 // What the Python side passes when a group is made.
 struct GroupRequest {
   c10::intrusive_ptr<c10d::Store> store;
@@ -36,6 +50,8 @@ struct GroupRequest {
   // pycoll.Options, taken apart.
   Variables variables{};
   std::vector<SelectionRule> table{};
+  // Hears of every group that is made, those that are split off too.
+  std::function<void(const Backend&)> made{};
 };
 
 // One collective as torch called it.
@@ -66,8 +82,20 @@ struct PlainTensors {
 
 class Backend final : public c10d::Backend {
  public:
-  explicit Backend(const GroupRequest& request);
+  static c10::intrusive_ptr<Backend> make(GroupRequest request);
+  explicit Backend(GroupRequest request);
   ~Backend() override;
+
+  // By all ranks of the group, as ProcessGroup::splitGroup() does it: `ranks` make a group with the
+  // options of this one, where it has no others; nullptr for a rank that is not of them. The new
+  // group has connections of its own, over this group's store: that of torch (2.13) is another one
+  // on ranks that were in other splits before.
+  c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
+                                          const std::vector<int>& ranks,
+                                          const c10::intrusive_ptr<Options>& options) override;
+  bool supportsSplitting() const override { return true; }
+  // By all ranks: the first call on that GPU is then like any other.
+  void eagerConnectSingleDevice(at::Device device) override;
 
   const std::string getBackendName() const override { return "pycoll"; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
@@ -185,6 +213,9 @@ class Backend final : public c10d::Backend {
     std::vector<DeviceMessage> batch{};  // on GPUs
   };
 
+  const GroupRequest request_;
+  std::mutex splits_mutex_;
+  std::map<std::vector<int>, uint64_t> splits_;  // how often those ranks; guarded by splits_mutex_
   std::shared_ptr<Communicator> communicator_;
   std::shared_ptr<DeviceCalls> devices_;
   c10::intrusive_ptr<Options> options_;

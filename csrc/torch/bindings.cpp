@@ -64,12 +64,9 @@ std::function<CreateBackend> backend_creator(std::shared_ptr<OpenGroups> groups,
   return [groups = std::move(groups), networks = std::move(networks), devices = std::move(devices)](
              const auto& store, int rank, int world_size, auto timeout, const auto& group_id,
              const auto& global_ranks, const auto& variables, const auto& table) {
-    const GroupRequest request{store,    rank,         world_size,     timeout,
-                               group_id, global_ranks, check_signals,  networks,
-                               devices,  variables,    rules_of(table)};
-    auto backend = c10::make_intrusive<Backend>(request);
-    groups->add(*backend);
-    return backend;
+    return Backend::make({store, rank, world_size, timeout, group_id, global_ranks, check_signals,
+                          networks, devices, variables, rules_of(table),
+                          [groups](const Backend& made) { groups->add(made); }});
   };
 }
 
@@ -80,7 +77,18 @@ PYBIND11_MODULE(PYCOLL_MODULE, m) {
   // torch._C._distributed_c10d registers the base class: it must be there first.
   py::module_::import("torch.distributed");
 
+  // torch.distributed.split_group() copies the options of the group that it splits.
+  const auto copy = [](const GroupOptions& options) {
+    return c10::make_intrusive<GroupOptions>(options);
+  };
+  py::class_<GroupOptions, c10d::Backend::Options, c10::intrusive_ptr<GroupOptions>>(m, "Options")
+      .def("__copy__", copy)
+      .def("__deepcopy__",
+           [copy](const GroupOptions& options, const py::dict&) { return copy(options); });
+
   py::class_<Backend, c10d::Backend, c10::intrusive_ptr<Backend>>(m, "Backend")
+      // For ranks that are in no group of a split: there is nothing to do.
+      .def("perform_nocolor_split", [](const Backend&, const at::Device&) {})
       .def_property_readonly("options", &Backend::getBackendOptions)
       .def("statistics",
            [](const Backend& backend) {

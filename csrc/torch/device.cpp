@@ -18,9 +18,6 @@ namespace {
 
 using c10::impl::VirtualGuardImpl;
 
-// How often the watchdog asks: a dead peer is named within a second.
-constexpr auto kWatchInterval = std::chrono::milliseconds(100);
-
 // What close() gives to others.
 constexpr auto kClosePatience = std::chrono::seconds(1);
 
@@ -125,12 +122,13 @@ DeviceCalls::DeviceCalls(std::shared_ptr<Communicator> control,
       interrupt_(std::move(interrupt)),
       lanes_(&by_type_and_index) {}
 
-DeviceCalls::~DeviceCalls() {
-  close();
-  if (!fork_mark_.in_child()) return;
-  // The thread and the groups are the parent's: nothing of a GPU can be ended here.
-  if (watchdog_.joinable()) watchdog_.detach();
-  [[maybe_unused]] const auto* left = new std::pair(std::move(lanes_), std::move(watched_));
+std::shared_ptr<DeviceCalls> DeviceCalls::make(std::shared_ptr<Communicator> control,
+                                               std::shared_ptr<DeviceLibraries> libraries,
+                                               Interrupt interrupt) {
+  auto* calls = new DeviceCalls(std::move(control), std::move(libraries), std::move(interrupt));
+  return {calls, [](DeviceCalls* dying) {
+            if (!dying->fork_mark_.in_child()) delete dying;
+          }};
 }
 
 std::shared_ptr<DeviceLibrary> DeviceCalls::library_for(c10::Device device) const {
@@ -151,7 +149,7 @@ DeviceCalls::Lane& DeviceCalls::lane(c10::Device device) {
   auto group = library->open(control_, device.index());
   const VirtualGuardImpl impl(device.type());
   const c10::Stream side = impl.getStreamFromGlobalPool(device, control_->config().high_priority);
-  watch(group);
+  watchdog_.watch(group);
   return lanes_.emplace(device, Lane{std::move(group), side}).first->second;
 }
 
@@ -178,9 +176,31 @@ void DeviceCalls::enqueue(DeviceCall& call, DeviceGroup& group, c10::Stream stre
   }
 }
 
+void DeviceCalls::note_error(c10::Device device, const c10::Error& error) {
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock) return;  // whoever is in a call now finds out by itself
+  if (const auto known = lanes_.find(device); known != lanes_.end()) {
+    const auto group = known->second.group;
+    lock.unlock();
+    try {
+      group->check();
+    } catch (const Error&) {
+      // It has told the peers.
+    }
+    return;
+  }
+  try {
+    recorded(VirtualGuardImpl(device.type()).getStream(device))->query();
+  } catch (const c10::Error&) {
+    control_->abort(concat(device.str(), " has failed: ", error.what_without_backtrace()));
+  }
+}
+
 DeviceCalls::Queued DeviceCalls::queue(DeviceCall& call, bool awaited) {
   const std::lock_guard lock(mutex_);
   if (closed_) fail(ErrorKind::aborted, "rank ", control_->rank(), ": the group was destroyed");
+  // None starts unless all are in order.
+  for (const CallRequest& request : call.calls) control_->check(request);
   const c10::DeviceGuard device_guard(call.device);
   const Lane& lane = this->lane(call.device);
   const VirtualGuardImpl impl(call.device.type());
@@ -217,6 +237,13 @@ c10::intrusive_ptr<c10d::Work> DeviceCalls::run(DeviceCall call) {
                                          call.device, queued.sequence, blocking);
 }
 
+void DeviceCalls::connect(c10::Device device) {
+  const std::lock_guard lock(mutex_);
+  if (closed_) fail(ErrorKind::aborted, "rank ", control_->rank(), ": the group was destroyed");
+  const c10::DeviceGuard guard(device);
+  lane(device);
+}
+
 c10::intrusive_ptr<c10d::Work> DeviceCalls::send(Description description, MessageRequest request) {
   const at::Tensor tensor = description.inputs[0];
   with_torch_errors([&] { library_for(tensor.device()); });
@@ -249,55 +276,21 @@ c10::intrusive_ptr<c10d::Work> DeviceCalls::receive(Description description,
 }
 
 void DeviceCalls::abort(const std::string& reason) {
-  // Not under mutex_, which whoever is stuck may hold.
-  std::unique_lock lock(watch_mutex_);
-  const auto groups = watched_;
-  lock.unlock();
-  for (const auto& group : groups) group->abort(reason);
+  // Not under mutex_, which whoever is stuck may hold: in the first meeting, say.
+  watchdog_.abort(reason);
+  control_->abort(reason);
 }
 
 void DeviceCalls::close() {
   if (fork_mark_.in_child()) return;  // what there is belongs to the parent
-  {
-    const std::lock_guard lock(watch_mutex_);
-    stop_watching_ = true;
-  }
-  watch_change_.notify_all();
   std::unique_lock lock(mutex_, kClosePatience);
   if (!lock) {
     abort("the group is destroyed while a call is under way");
     lock.lock();
   }
   closed_ = true;
-  if (watchdog_.joinable()) watchdog_.join();
-  const std::lock_guard watch_lock(watch_mutex_);
-  watched_.clear();
+  watchdog_.stop();
   lanes_.clear();
-}
-
-void DeviceCalls::watch(const std::shared_ptr<DeviceGroup>& group) {
-  {
-    const std::lock_guard lock(watch_mutex_);
-    watched_.push_back(group);
-  }
-  if (!watchdog_.joinable()) watchdog_ = std::thread([this] { watch_loop(); });
-}
-
-void DeviceCalls::watch_loop() {
-  std::unique_lock lock(watch_mutex_);
-  while (!stop_watching_) {
-    const auto groups = watched_;
-    lock.unlock();
-    for (const auto& group : groups) {
-      try {
-        group->check();
-      } catch (const std::exception&) {
-        // It is the group's error now: whoever waits is let go, and every later call throws it.
-      }
-    }
-    lock.lock();
-    watch_change_.wait_for(lock, kWatchInterval, [&] { return stop_watching_; });
-  }
 }
 
 }  // namespace pycoll::torch_adapter

@@ -13,17 +13,16 @@
 #include <c10/core/Stream.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "core/fork_mark.h"
 #include "runtime/device/device_group.h"
+#include "runtime/device_watchdog.h"
 #include "torch/device_work.h"
 #include "torch/tensors.h"
 
@@ -75,9 +74,11 @@ struct DeviceCall {
 // all ranks must make: they meet over the group's CPU communicator.
 class DeviceCalls {
  public:
-  DeviceCalls(std::shared_ptr<Communicator> control, std::shared_ptr<DeviceLibraries> libraries,
-              Interrupt interrupt);
-  ~DeviceCalls();
+  // In a forked child the object is never destroyed: nothing of a GPU can be ended there.
+  static std::shared_ptr<DeviceCalls> make(std::shared_ptr<Communicator> control,
+                                           std::shared_ptr<DeviceLibraries> libraries,
+                                           Interrupt interrupt);
+  ~DeviceCalls() { close(); }
   DeviceCalls(const DeviceCalls&) = delete;
   DeviceCalls& operator=(const DeviceCalls&) = delete;
 
@@ -85,6 +86,12 @@ class DeviceCalls {
   // order with whatever comes there, and needs none (nullptr). One that blocks, by its nature or by
   // PYCOLL_BLOCKING_WAIT, is done when this returns or its Work was waited for.
   c10::intrusive_ptr<c10d::Work> run(DeviceCall call);
+  // torch has thrown that while it prepared a call. If it is the GPU that has failed, the peers are
+  // told, who would wait for this rank: before the first call there no group sees it.
+  void note_error(c10::Device device, const c10::Error& error);
+
+  // Collective: makes what the first call there would make.
+  void connect(c10::Device device);
 
   // Messages on their own: through host memory and the CPU communicator. No rank but the two has to
   // take part, none waits for its peer to receive, and any source may be taken from. (Those that
@@ -102,6 +109,9 @@ class DeviceCalls {
   void close();
 
  private:
+  DeviceCalls(std::shared_ptr<Communicator> control, std::shared_ptr<DeviceLibraries> libraries,
+              Interrupt interrupt);
+
   // What is kept for one device.
   struct Lane {
     std::shared_ptr<DeviceGroup> group;
@@ -118,8 +128,6 @@ class DeviceCalls {
   Queued queue(DeviceCall& call, bool awaited);
   static void enqueue(DeviceCall& call, DeviceGroup& group, c10::Stream stream);
   std::string name_of(const DeviceCall& call, uint64_t sequence) const;
-  void watch(const std::shared_ptr<DeviceGroup>& group);
-  void watch_loop();
 
   const std::shared_ptr<Communicator> control_;
   const std::shared_ptr<DeviceLibraries> libraries_;
@@ -131,14 +139,7 @@ class DeviceCalls {
   std::timed_mutex mutex_;
   std::map<c10::Device, Lane, bool (*)(const c10::Device&, const c10::Device&)> lanes_;
   bool closed_ = false;  // guarded by mutex_
-
-  // The watchdog asks the groups whether all is well, so that one whose peer has died ends even
-  // when nobody calls it: its caller may be waiting for the GPU. It lives from the first call on.
-  std::mutex watch_mutex_;
-  std::condition_variable watch_change_;
-  std::vector<std::shared_ptr<DeviceGroup>> watched_;  // guarded by watch_mutex_
-  bool stop_watching_ = false;                         // guarded by watch_mutex_
-  std::thread watchdog_;
+  DeviceWatchdog watchdog_;
 };
 
 }  // namespace pycoll::torch_adapter

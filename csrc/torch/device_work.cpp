@@ -92,16 +92,16 @@ DeviceWork::DeviceWork(Description description, Progress progress, c10::Device d
 
 std::exception_ptr DeviceWork::exception() const {
   std::exception_ptr error;
-  keep_error([&] { progress_.group->check(); }, error);
+  keep_error([&] { progress_.check(); }, error);
   return error;
 }
 
 bool DeviceWork::isCompleted() {
-  return progress_.done->query() || exception() != nullptr;
+  return progress_.is_over() || exception() != nullptr;
 }
 
 bool DeviceWork::isSuccess() const {
-  return progress_.done->query() && exception() == nullptr;
+  return progress_.is_over() && exception() == nullptr;
 }
 
 void DeviceWork::synchronize() {

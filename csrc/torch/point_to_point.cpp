@@ -1,6 +1,7 @@
 // Messages as torch sends them. Their timeout is the group's: torch gives none.
 #include <c10/core/DeviceGuard.h>
 
+#include "python/gil.h"
 #include "torch/backend.h"
 #include "torch/errors.h"
 
@@ -56,8 +57,14 @@ Backend::WorkPtr Backend::start_message_on(c10::Device device, Description descr
     return nullptr;
   }
   request.timeout = time_limit(options_->timeout);
-  return remember(request.receives ? devices_->receive(std::move(description), std::move(request))
-                                   : devices_->send(std::move(description), std::move(request)));
+  try {
+    return remember(request.receives ? devices_->receive(std::move(description), std::move(request))
+                                     : devices_->send(std::move(description), std::move(request)));
+  } catch (const c10::Error& error) {
+    const GilRelease release;
+    devices_->note_error(device, error);
+    throw;
+  }
 }
 
 Backend::WorkPtr Backend::run_batch(std::vector<DeviceMessage> batch) {
