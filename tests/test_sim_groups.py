@@ -64,6 +64,13 @@ def can_run(place: str, suite: str) -> bool:
 SUITES = [*ALIVE, *ENDED, *ONLY]
 CASES = [(place, suite) for place in PLACES for suite in SUITES if can_run(place, suite)]
 LONG = ["collectives", "messages", "graphs", "places"]
+# More ranks, or fewer, of kinds that the gate has.
+MORE = ["shared-2", "shared-4", "peers-4"]
+
+
+def marked(cases: list[tuple[str, str]]) -> list:
+    """All of them in full; in the gate each kind of place once."""
+    return [pytest.param(*case, marks=[pytest.mark.full] * (case[0] in MORE)) for case in cases]
 
 
 def run(suite: str, place: str, cases: int, seed: int, *, sanitizer: str = "", **rest) -> None:
@@ -80,21 +87,17 @@ def test_the_table_has_every_suite():
     assert {line.split()[0] for line in listed.splitlines()} == suites
 
 
-@pytest.mark.parametrize(("place", "suite"), CASES)
+@pytest.mark.parametrize(("place", "suite"), marked(CASES))
 def test_groups(place, suite):
-    run(suite, place, 12, 0)
+    run(suite, place, 8, 0)
 
 
 @pytest.mark.parametrize(
     ("place", "suite"),
-    [
-        case
-        for case in CASES
-        if case[0] not in ("shared-1", "peers-4") and case[1] in [*LONG, "premul"]
-    ],
+    marked([case for case in CASES if case[0] != "shared-1" and case[1] in [*LONG, "premul"]]),
 )
 def test_many_rounds(place, suite):
-    run(suite, place, 12, 1, **SMALL)
+    run(suite, place, 8, 1, **SMALL)
 
 
 @pytest.mark.parametrize("suite", [*LONG, "killed"])
