@@ -34,7 +34,7 @@ const char* cudaGetErrorString(cudaError_t code) {
 cudaError_t cudaPeekAtLastError() {
   const pycoll::sim::Quiet quiet;
   Runtime& runtime = Runtime::instance();
-  Lock lock(runtime.mutex);
+  Lock lock = lock_of_caller(runtime);
   return last_error({runtime, lock, this_thread()});
 }
 

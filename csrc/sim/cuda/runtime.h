@@ -129,6 +129,12 @@ struct Call {
   Device& device() const { return runtime.device_of(thread); }
 };
 
+// A forked child may find the mutex taken by a thread that it does not have: it goes without.
+inline Lock lock_of_caller(Runtime& runtime) {
+  if (runtime.fork_mark.in_child()) return {runtime.mutex, std::defer_lock};
+  return Lock(runtime.mutex);
+}
+
 // Every function of the API: `body` gets a Call with the lock held, and its error becomes the
 // thread's last one.
 template <class Body>
@@ -136,7 +142,7 @@ cudaError_t api(const char* function, Rule rule, Body&& body) {
   const Quiet quiet;
   Runtime& runtime = Runtime::instance();
   ThreadState& thread = this_thread();
-  Lock lock(runtime.mutex);
+  Lock lock = lock_of_caller(runtime);
   cudaError_t error = runtime.enter(function, rule, thread);
   if (error == cudaSuccess) error = body(Call{runtime, lock, thread});
   if (error != cudaSuccess) thread.last_error = error;
