@@ -2,7 +2,7 @@
 
 import builtins
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -384,6 +384,51 @@ def sum_rows(
 
 def scale(src: Buffer, dtype: str, factor: float, isa: str, out: Buffer | None = None) -> Buffer:
     """Values times a factor, rounded once: what PREMUL_SUM does to the input of each rank."""
+
+# ---- codecs ----------------------------------------------------------------------------------
+
+# What has the buffer protocol.
+Lent: TypeAlias = Buffer | npt.NDArray[Any]
+
+class Codec:
+    def __init__(self, *, kind: str, block: int = 256, stochastic: bool = False) -> None: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def block(self) -> int: ...
+    @property
+    def stochastic(self) -> bool: ...
+    def code_bytes(self, count: int) -> int:
+        """Bytes of the code of `count` values."""
+
+class RandomKey:
+    def __init__(self, *, seed: int = 0, step: int = 0, rank: int = 0, first: int = 0) -> None: ...
+
+def codecs() -> list[tuple[str, int, int, bool, bool]]:
+    """Rows (name, bits a value, floats a block, may be stochastic, always is)."""
+
+def encode(
+    *,
+    codec: Codec,
+    values: Lent,
+    dtype: str,
+    code: Lent,
+    key: RandomKey,
+    residual: Lent | None = None,
+    isa: str = "",
+) -> None:
+    """Writes the code of `values` + `residual`; the residual becomes what the code lacks."""
+
+def decode(
+    *,
+    codec: Codec,
+    codes: Sequence[Lent],
+    values: Lent,
+    dtype: str,
+    divisor: float = 1.0,
+    isa: str = "",
+) -> None:
+    """Writes the sum of what the codes hold, in their order, divided."""
 
 # ---- communicator ----------------------------------------------------------------------------
 

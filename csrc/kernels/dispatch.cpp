@@ -1,4 +1,6 @@
 // Which instruction set runs: asked of the CPU, never assumed from the build machine.
+#include "kernels/codec.h"
+#include "kernels/cpu/codec_table.h"
 #include "kernels/cpu/reduce_table.h"
 #include "kernels/reduce.h"
 
@@ -44,13 +46,14 @@ bool runs_always() {
 struct IsaRow {
   std::string_view name;
   const ReduceTable* reduce;
+  const CodecKernels* codec;
   bool (*runs_here)();
 };
 
 constexpr IsaRow kIsas[] = {
-    {"baseline", &reduce_table_baseline, runs_always},
-    {"avx2", &reduce_table_avx2, runs_avx2},
-    {"avx512", &reduce_table_avx512, runs_avx512},
+    {"baseline", &reduce_table_baseline, &codec_kernels_baseline, runs_always},
+    {"avx2", &reduce_table_avx2, &codec_kernels_avx2, runs_avx2},
+    {"avx512", &reduce_table_avx512, &codec_kernels_avx512, runs_avx512},
 };
 constexpr int kIsaCount = static_cast<int>(Isa::kCount);
 static_assert(sizeof(kIsas) / sizeof(kIsas[0]) == kIsaCount, "one row an Isa, in its order");
@@ -85,6 +88,10 @@ const ReduceKernels* find_reduce_kernels(DType dtype, ReduceOp op, Isa isa) {
     return nullptr;
   }
   return kIsas[static_cast<int>(isa)].reduce->entry[static_cast<int>(dtype)][static_cast<int>(op)];
+}
+
+const CodecKernels& codec_kernels(Isa isa) {
+  return *kIsas[static_cast<int>(isa)].codec;
 }
 
 }  // namespace pycoll

@@ -10,6 +10,7 @@ void bind_errors(pybind11::module_& module);
 void bind_program(pybind11::module_& module);
 void bind_simulator(pybind11::module_& module);
 void bind_kernels(pybind11::module_& module);
+void bind_codec(pybind11::module_& module);
 void bind_communicator(pybind11::module_& module);
 void bind_device(pybind11::module_& module);
 void bind_arena(pybind11::module_& module);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bind.h"
+#include "buffer.h"
 #include "core/error.h"
 #include "kernels/reduce.h"
 
@@ -14,25 +15,6 @@ namespace py = pybind11;
 
 namespace pycoll {
 namespace {
-
-// A contiguous buffer of a Python object, held for as long as this lives.
-class Buffer {
- public:
-  Buffer(const py::handle& object, bool writable) {
-    if (PyObject_GetBuffer(object.ptr(), &view_, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) != 0) {
-      throw py::error_already_set();
-    }
-  }
-  ~Buffer() { PyBuffer_Release(&view_); }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-
-  char* data() const { return static_cast<char*>(view_.buf); }
-  size_t bytes() const { return static_cast<size_t>(view_.len); }
-
- private:
-  Py_buffer view_{};
-};
 
 DType parse_dtype(const std::string& name) {
   const auto dtype = dtype_from_name(name);

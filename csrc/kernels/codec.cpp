@@ -1,0 +1,59 @@
+#include "kernels/codec.h"
+
+#include "core/error.h"
+
+namespace pycoll {
+namespace {
+
+// By CodecKind.
+constexpr CodecTraits kTraits[] = {
+    {"fp16", 16, 0, false, false},    {"bf16", 16, 0, false, false},
+    {"fp8_e4m3", 8, 1, false, false}, {"fp8_e5m2", 8, 1, false, false},
+    {"int8", 8, 1, true, false},      {"int4", 4, 1, true, false},
+    {"uint8", 8, 2, true, false},     {"uint4", 4, 2, true, false},
+    {"sign", 1, 1, false, false},     {"ternary", 2, 1, true, true},
+};
+static_assert(sizeof(kTraits) / sizeof(kTraits[0]) == static_cast<size_t>(CodecKind::kCount));
+
+constexpr uint64_t kAlign = 16;
+uint64_t round_up(uint64_t bytes) {
+  return (bytes + kAlign - 1) / kAlign * kAlign;
+}
+
+}  // namespace
+
+const CodecTraits& traits_of(CodecKind kind) {
+  return kTraits[static_cast<int>(kind)];
+}
+
+std::string_view name_of(CodecKind kind) {
+  return traits_of(kind).name;
+}
+
+void check_codec(const Codec& codec) {
+  const CodecTraits& traits = traits_of(codec.kind);
+  const bool power_of_two = (codec.block & (codec.block - 1)) == 0;
+  if (!power_of_two || codec.block < kLeastBlock || codec.block > kMostBlock) {
+    fail(ErrorKind::invalid_argument, "codec ", traits.name, ": block=", codec.block,
+         " is not a power of two from ", kLeastBlock, " to ", kMostBlock);
+  }
+  if (codec.stochastic && !traits.may_be_stochastic) {
+    fail(ErrorKind::invalid_argument, "codec ", traits.name,
+         " rounds to nearest only; int8, int4, uint8 and uint4 may be stochastic");
+  }
+}
+
+uint64_t code_bytes(const Codec& codec, uint64_t n) {
+  if (n == 0) return 0;
+  const CodecTraits& traits = traits_of(codec.kind);
+  const uint64_t blocks = (n + codec.block - 1) / codec.block;
+  const uint64_t scales = blocks * static_cast<uint64_t>(traits.scales) * sizeof(float);
+  const uint64_t exponent = codec.kind == CodecKind::fp16 ? kAlign : 0;
+  return exponent + round_up(scales) + round_up((n * static_cast<uint64_t>(traits.bits) + 7) / 8);
+}
+
+bool can_encode(DType dtype) {
+  return dtype == DType::float32 || dtype == DType::float16 || dtype == DType::bfloat16;
+}
+
+}  // namespace pycoll

@@ -1,0 +1,136 @@
+// Codecs on buffers. What an array or tensor is, is known to pycoll/codecs.py.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bind.h"
+#include "buffer.h"
+#include "core/error.h"
+#include "gil.h"
+#include "kernels/codec.h"
+#include "parse.h"
+#include "runtime/float_mode.h"
+
+namespace py = pybind11;
+
+namespace pycoll {
+namespace {
+
+Codec make_codec(const std::string& kind, uint32_t block, bool stochastic) {
+  const Codec codec{parse_enum<CodecKind>(kind, "codec"), block, stochastic};
+  check_codec(codec);
+  return codec;
+}
+
+DType dtype_of(const std::string& name) {
+  const auto dtype = parse_enum<DType>(name, "dtype");
+  if (!can_encode(dtype)) {
+    fail(ErrorKind::invalid_argument, "codecs take float32, float16 and bfloat16, not ", name);
+  }
+  return dtype;
+}
+
+const CodecKernels& kernels_of(const std::string& isa) {
+  const Isa which = isa.empty() ? best_isa() : parse_enum<Isa>(isa, "instruction set");
+  if (!isa_available(which)) {
+    fail(ErrorKind::invalid_argument, "this CPU cannot run the instruction set ", isa);
+  }
+  return codec_kernels(which);
+}
+
+void check_bytes(const Buffer& buffer, uint64_t bytes, const char* what) {
+  if (buffer.bytes() != bytes) {
+    fail(ErrorKind::invalid_argument, what, " has ", buffer.bytes(), " bytes, ", bytes,
+         " are needed");
+  }
+}
+
+uint64_t count_of(const Buffer& values, DType dtype) {
+  if (values.bytes() % size_of(dtype) != 0) {
+    fail(ErrorKind::invalid_argument, "values have ", values.bytes(),
+         " bytes, not a whole number of ", name_of(dtype));
+  }
+  return values.bytes() / size_of(dtype);
+}
+
+void encode(const Codec& codec, const py::object& values, const std::string& dtype,
+            const py::object& code, const RandomKey& key, const py::object& residual,
+            const std::string& isa) {
+  const Buffer source(values, false), target(code, true);
+  EncodeRequest request{codec, key, dtype_of(dtype), source.data(), 0, nullptr};
+  request.count = count_of(source, request.dtype);
+  request.code = reinterpret_cast<std::byte*>(target.data());
+  check_bytes(target, code_bytes(codec, request.count), "the code");
+  std::optional<Buffer> error;
+  if (!residual.is_none()) {
+    error.emplace(residual, true);
+    check_bytes(*error, request.count * sizeof(float), "the residual");
+    request.residual = reinterpret_cast<float*>(error->data());
+  }
+  const CodecKernels& kernels = kernels_of(isa);
+  const GilRelease release;
+  const IeeeFloatMode ieee;
+  kernels.encode(request);
+}
+
+void decode(const Codec& codec, const std::vector<py::object>& codes, const py::object& values,
+            const std::string& dtype, float divisor, const std::string& isa) {
+  const Buffer target(values, true);
+  const DType type = dtype_of(dtype);
+  const uint64_t count = count_of(target, type);
+  std::deque<Buffer> buffers;
+  std::vector<const std::byte*> sources;
+  for (const py::object& code : codes) {
+    const Buffer& buffer = buffers.emplace_back(code, false);
+    check_bytes(buffer, code_bytes(codec, count), "a code");
+    sources.push_back(reinterpret_cast<const std::byte*>(buffer.data()));
+  }
+  if (sources.empty()) fail(ErrorKind::invalid_argument, "there is no code");
+  const CodecKernels& kernels = kernels_of(isa);
+  const GilRelease release;
+  const IeeeFloatMode ieee;
+  kernels.decode({codec, sources.data(), sources.size(), type, target.data(), count, divisor});
+}
+
+// (name, bits a value, floats a block, may round stochastically, always does).
+std::vector<std::tuple<std::string, int, int, bool, bool>> codecs() {
+  std::vector<std::tuple<std::string, int, int, bool, bool>> rows;
+  for (int i = 0; i < static_cast<int>(CodecKind::kCount); ++i) {
+    const CodecTraits& traits = traits_of(static_cast<CodecKind>(i));
+    rows.emplace_back(traits.name, traits.bits, traits.scales, traits.may_be_stochastic,
+                      traits.always_stochastic);
+  }
+  return rows;
+}
+
+}  // namespace
+
+void bind_codec(py::module_& m) {
+  using py::arg;
+  py::class_<Codec>(m, "Codec")
+      .def(py::init(&make_codec), py::kw_only(), arg("kind"), arg("block") = 256,
+           arg("stochastic") = false)
+      .def_property_readonly("kind", [](const Codec& c) { return std::string(name_of(c.kind)); })
+      .def_readonly("block", &Codec::block)
+      .def_readonly("stochastic", &Codec::stochastic)
+      .def("code_bytes", &code_bytes, arg("count"), "Bytes of the code of `count` values.");
+  py::class_<RandomKey>(m, "RandomKey")
+      .def(py::init([](uint64_t seed, uint32_t step, uint32_t rank, uint64_t first) {
+             return RandomKey{seed, step, rank, first};
+           }),
+           py::kw_only(), arg("seed") = 0, arg("step") = 0, arg("rank") = 0, arg("first") = 0);
+  m.def("codecs", &codecs,
+        "Rows (name, bits a value, floats a block, may be stochastic, always is).");
+  m.def("encode", &encode, py::kw_only(), arg("codec"), arg("values"), arg("dtype"), arg("code"),
+        arg("key"), arg("residual") = py::none(), arg("isa") = "",
+        "Writes the code of `values` + `residual`; the residual becomes what the code lacks.");
+  m.def("decode", &decode, py::kw_only(), arg("codec"), arg("codes"), arg("values"), arg("dtype"),
+        arg("divisor") = 1.0f, arg("isa") = "",
+        "Writes the sum of what the codes hold, in their order, divided.");
+}
+
+}  // namespace pycoll

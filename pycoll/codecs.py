@@ -1,0 +1,320 @@
+"""Codecs: floats as fewer bytes, and back.
+
+A codec turns a vector of float32, float16 or bfloat16 values into a code of some bits a value:
+
+    codec     bits a value               relative error of gaussian values
+    fp16      16                         0.0002
+    bf16      16                         0.0017
+    fp8_e4m3  8 + 32 / block             0.026
+    fp8_e5m2  8 + 32 / block             0.052
+    int8      8 + 32 / block             0.007 (stochastic: 0.010)
+    uint8     8 + 64 / block             0.006
+    int4      4 + 32 / block             0.13  (stochastic: 0.18)
+    uint4     4 + 64 / block             0.11
+    sign      1 + 32 / block             0.60
+    ternary   2 + 32 / block             1.0, unbiased
+
+Whatever the codec: the same codes on every machine; a block whose largest magnitude is below 1e-30
+decodes as zeros; a block with a NaN or an infinity decodes as NaN, so that a loss scaler sees it;
+finite values stay finite (but for bf16 within half a step of the largest float32).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import numpy as np
+
+from pycoll import _core
+
+__all__ = [
+    "Bf16",
+    "Codec",
+    "Fp8E4M3",
+    "Fp8E5M2",
+    "Fp16",
+    "Int4",
+    "Int8",
+    "Sign",
+    "Ternary",
+    "UInt4",
+    "UInt8",
+    "codec_of",
+    "decode",
+    "encode",
+]
+
+_DTYPES = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Codec:
+    """What all codecs have. Raises `InvalidArgumentError` (a ValueError) for what cannot be."""
+
+    kind: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        self._native()
+
+    def _native(self) -> _core.Codec:
+        try:
+            return _core.Codec(
+                kind=self.kind,
+                block=getattr(self, "block", 256),
+                stochastic=getattr(self, "stochastic", False),
+            )
+        except TypeError:  # of another type, or beyond 32 bits
+            settings = {field.name: getattr(self, field.name) for field in fields(self)}
+            raise _core.InvalidArgumentError(
+                f"codec {self.kind}: {settings} are not the numbers it takes"
+            ) from None
+
+    def code_bytes(self, count: int) -> int:
+        """Bytes of the code of `count` values."""
+        return self._native().code_bytes(count)
+
+
+@dataclass(frozen=True)
+class Fp16(Codec):
+    """IEEE 754 binary16, times a power of two where values would overflow; one for the whole
+    vector, 1 where no finite magnitude is 65520 or more. Infinities and NaN stay what they are."""
+
+    kind: ClassVar[str] = "fp16"
+
+
+@dataclass(frozen=True)
+class Bf16(Codec):
+    """The upper half of a float32, to nearest even. Infinities and NaN stay what they are."""
+
+    kind: ClassVar[str] = "bf16"
+
+
+@dataclass(frozen=True)
+class _Blocks(Codec):
+    """`block`: values that share a scale; a power of two from 32 to 4096."""
+
+    block: int = 256
+
+
+@dataclass(frozen=True)
+class _Integers(_Blocks):
+    """`stochastic`: round up with the probability of the fraction, so that the mean is right, by
+    numbers that `seed` and the step, rank and place of a value fix; else to nearest, ties to even.
+    """
+
+    stochastic: bool = False
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Int8(_Integers):
+    """-127 to 127 times the block's largest magnitude / 127."""
+
+    kind: ClassVar[str] = "int8"
+
+
+@dataclass(frozen=True)
+class Int4(_Integers):
+    """-7 to 7 times the block's largest magnitude / 7."""
+
+    kind: ClassVar[str] = "int4"
+
+
+@dataclass(frozen=True)
+class UInt8(_Integers):
+    """256 equal steps from the block's least to its greatest value."""
+
+    kind: ClassVar[str] = "uint8"
+
+
+@dataclass(frozen=True)
+class UInt4(_Integers):
+    """16 equal steps from the block's least to its greatest value."""
+
+    kind: ClassVar[str] = "uint4"
+
+
+@dataclass(frozen=True)
+class Fp8E4M3(_Blocks):
+    """OCP E4M3 (no infinity) times the block's largest magnitude / 448."""
+
+    kind: ClassVar[str] = "fp8_e4m3"
+
+
+@dataclass(frozen=True)
+class Fp8E5M2(_Blocks):
+    """OCP E5M2 times the block's largest magnitude / 57344."""
+
+    kind: ClassVar[str] = "fp8_e5m2"
+
+
+@dataclass(frozen=True)
+class Sign(_Blocks):
+    """Plus or minus the block's mean magnitude (signSGD with the L1 scale, Karimireddy et al.,
+    ICML 2019): to be used with error feedback."""
+
+    kind: ClassVar[str] = "sign"
+
+
+@dataclass(frozen=True)
+class Ternary(_Blocks):
+    """-s, 0 or s by chance, s the block's largest magnitude, clipped at 2.5 root mean squares
+    (TernGrad, Wen et al., NeurIPS 2017). `seed` as of Int8."""
+
+    kind: ClassVar[str] = "ternary"
+    seed: int = 0
+
+
+_CODECS: dict[str, type[Codec]] = {
+    cls.kind: cls for cls in (Fp16, Bf16, Fp8E4M3, Fp8E5M2, Int8, Int4, UInt8, UInt4, Sign, Ternary)
+}
+
+
+def codec_of(codec: str | Codec) -> Codec:
+    """The codec of a name, with its defaults, or the codec itself."""
+    if isinstance(codec, Codec):
+        return codec
+    if not isinstance(codec, str) or codec not in _CODECS:
+        raise _core.InvalidArgumentError(
+            f"{codec!r} is no codec; there are: {', '.join(_CODECS)}, and objects such as "
+            "pycoll.Int8(block=64)"
+        )
+    return _CODECS[codec]()
+
+
+def encode(values: Any, codec: str | Codec, *, step: int = 0, rank: int = 0, first: int = 0) -> Any:
+    """The code of an array or tensor.
+
+    Args:
+        values: NumPy array or torch CPU tensor, or what has `__dlpack__` on the CPU; any shape,
+            dense; float32, float16 or bfloat16.
+        step, rank, first: what the random numbers of stochastic rounding depend on beside the
+            codec's seed: `first` is the index of the first value in some longer vector.
+
+    Returns:
+        A uint8 vector of `codec.code_bytes(count)`, a tensor if `values` is one. The code does not
+        hold the codec, the shape or the dtype.
+
+    Raises:
+        InvalidArgumentError: for other arrays and dtypes.
+    """
+    codec = codec_of(codec)
+    dtype, source = _bytes_of("encode: values", values)
+    count = source.size // _size_of(dtype)
+    code = np.empty(codec.code_bytes(count), np.uint8)
+    key = _core.RandomKey(seed=getattr(codec, "seed", 0), step=step, rank=rank, first=first)
+    _core.encode(codec=codec._native(), values=source, dtype=dtype, code=code, key=key)
+    return _like(values, code)
+
+
+def decode(
+    code: Any, codec: str | Codec, shape: int | Sequence[int], dtype: Any = "float32"
+) -> Any:
+    """The values of a code that `encode` made with the same codec.
+
+    Args:
+        shape: of the values.
+        dtype: float32, float16 or bfloat16, by name or as the library of `code` has it.
+
+    Returns:
+        A new array; a tensor if `code` is one.
+
+    Raises:
+        InvalidArgumentError: the code has not the bytes of that shape, or an unknown dtype.
+    """
+    codec = codec_of(codec)
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    name = _dtype_name(dtype)
+    _, source = _bytes_of("decode: code", code, code=True)
+    values = np.empty(math.prod(shape) * _size_of(name), np.uint8)
+    _core.decode(codec=codec._native(), codes=[source], values=values, dtype=name)
+    if _is_tensor(code):
+        import torch
+
+        return torch.from_numpy(values).view(getattr(torch, name)).reshape(shape)
+    return values.view(_numpy_dtype(name)).reshape(shape)
+
+
+# ---- Arrays of any library as bytes ----
+
+
+def _is_tensor(values: Any) -> bool:
+    return type(values).__module__.partition(".")[0] == "torch"
+
+
+def _like(values: Any, array: np.ndarray[Any, Any]) -> Any:
+    if not _is_tensor(values):
+        return array
+    import torch
+
+    return torch.from_numpy(array)
+
+
+def _dtype_name(dtype: Any) -> str:
+    name = str(dtype).removeprefix("torch.")
+    name = name if name in _DTYPES else getattr(dtype, "__name__", name)
+    if name not in _DTYPES:
+        raise _core.InvalidArgumentError(
+            f"codecs take {', '.join(_DTYPES[:-1])} and {_DTYPES[-1]}, not {dtype}"
+        )
+    return name
+
+
+def _size_of(dtype: str) -> int:
+    return 4 if dtype == "float32" else 2
+
+
+def _numpy_dtype(name: str) -> Any:
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise _core.UnsupportedError(
+            "bfloat16 arrays of NumPy need the package ml_dtypes"
+        ) from error
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+def _bytes_of(name: str, values: Any, *, code: bool = False) -> tuple[str, np.ndarray[Any, Any]]:
+    """The dtype's name, and the memory as bytes."""
+    if _is_tensor(values):
+        return _bytes_of_tensor(name, values, code)
+    if not isinstance(values, np.ndarray):
+        if not hasattr(values, "__dlpack__"):
+            raise _core.InvalidArgumentError(
+                f"{name} is a {type(values).__name__}, not an array or a tensor"
+            )
+        values = np.from_dlpack(values)
+    dtype = _checked_dtype(name, values.dtype, code)
+    if not values.flags.c_contiguous:
+        raise _core.InvalidArgumentError(
+            f"{name} with shape {values.shape} and strides {values.strides} is not dense; make a "
+            "copy with numpy.ascontiguousarray"
+        )
+    return dtype, values.reshape(-1).view(np.uint8)
+
+
+def _bytes_of_tensor(name: str, values: Any, code: bool) -> tuple[str, np.ndarray[Any, Any]]:
+    import torch
+
+    dtype = _checked_dtype(name, values.dtype, code)
+    if values.device.type != "cpu":
+        raise _core.UnsupportedError(f"{name} is on {values.device}; codecs run on the CPU so far")
+    if not values.is_contiguous():
+        raise _core.InvalidArgumentError(
+            f"{name} with shape {tuple(values.shape)} and strides {values.stride()} is not dense; "
+            "make a copy with .contiguous()"
+        )
+    return dtype, values.detach().reshape(-1).view(torch.uint8).numpy()
+
+
+def _checked_dtype(name: str, dtype: Any, code: bool) -> str:
+    if not code:
+        return _dtype_name(dtype)
+    if str(dtype).removeprefix("torch.") != "uint8":
+        raise _core.InvalidArgumentError(f"{name} has dtype {dtype}, not uint8")
+    return "uint8"
