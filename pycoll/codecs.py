@@ -12,7 +12,7 @@ A codec turns a vector of float32, float16 or bfloat16 values into a code of som
     int4      4 + 32 / block             0.13  (stochastic: 0.18)
     uint4     4 + 64 / block             0.11
     sign      1 + 32 / block             0.60
-    ternary   2 + 32 / block             1.0, unbiased
+    ternary   2 + 32 / block             1.0 (unbiased, but for what is clipped)
 
 Whatever the codec: the same codes on every machine; a block whose largest magnitude is below 1e-30
 decodes as zeros; a block with a NaN or an infinity decodes as NaN, so that a loss scaler sees it;
@@ -61,12 +61,13 @@ class Codec:
 
     def _native(self) -> _core.Codec:
         try:
+            _core.RandomKey(seed=getattr(self, "seed", 0))
             return _core.Codec(
                 kind=self.kind,
                 block=getattr(self, "block", 256),
                 stochastic=getattr(self, "stochastic", False),
             )
-        except TypeError:  # of another type, or beyond 32 bits
+        except TypeError:  # of another type, or of more bits
             settings = {field.name: getattr(self, field.name) for field in fields(self)}
             raise _core.InvalidArgumentError(
                 f"codec {self.kind}: {settings} are not the numbers it takes"
@@ -205,7 +206,12 @@ def encode(values: Any, codec: str | Codec, *, step: int = 0, rank: int = 0, fir
     dtype, source = _bytes_of("encode: values", values)
     count = source.size // _size_of(dtype)
     code = np.empty(codec.code_bytes(count), np.uint8)
-    key = _core.RandomKey(seed=getattr(codec, "seed", 0), step=step, rank=rank, first=first)
+    try:
+        key = _core.RandomKey(seed=getattr(codec, "seed", 0), step=step, rank=rank, first=first)
+    except TypeError:
+        raise _core.InvalidArgumentError(
+            f"encode: step={step!r} and rank={rank!r} are numbers of 32 bits, first={first!r} of 64"
+        ) from None
     _core.encode(codec=codec._native(), values=source, dtype=dtype, code=code, key=key)
     return _like(values, code)
 

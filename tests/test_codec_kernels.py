@@ -299,7 +299,10 @@ def test_error_of_other_blocks(name: str, block: int, bound: float) -> None:
 
 @pytest.mark.parametrize("name", STOCHASTIC)
 def test_stochastic_rounding_is_unbiased(name: str) -> None:
-    """The mean of N codes is within 3.5 standard errors; that of nearest rounding is not."""
+    """The mean of N codes is as far off as chance has it; that of nearest rounding is not.
+
+    Over 2048 values the norm of the error is within a few per cent of its expectation.
+    """
     kind, n, repeats = Kind(name), 2048, 2000
     x = gaussian(n)
     if name == "ternary":  # what is clipped has another mean
@@ -310,7 +313,7 @@ def test_stochastic_rounding_is_unbiased(name: str) -> None:
         total += np.frombuffer(decode(kind, [code], n), np.float32)
     one = relative_error(kind, x, True)
     scale = np.linalg.norm(x)
-    assert np.linalg.norm(total / repeats - x) / scale < 3.5 * one / np.sqrt(repeats)
+    assert np.linalg.norm(total / repeats - x) / scale < 1.15 * one / np.sqrt(repeats)
     if name != "ternary":
         assert relative_error(kind, x, False) > 10 * one / np.sqrt(repeats)
 

@@ -117,6 +117,12 @@ def test_what_is_refused():
         pycoll.Int8(block=100)
     with pytest.raises(pycoll.InvalidArgumentError, match="not the numbers it takes"):
         pycoll.Int8(block="many")
+    for seed in (-1, 1 << 64, 0.5):
+        with pytest.raises(pycoll.InvalidArgumentError, match="not the numbers it takes"):
+            pycoll.Int8(seed=seed)
+    for key in ({"step": -1}, {"rank": 1 << 32}, {"first": -1}):
+        with pytest.raises(pycoll.InvalidArgumentError, match=f"{next(iter(key))}="):
+            pycoll.encode(x, "int8", **key)
 
 
 def test_codecs_are_values():

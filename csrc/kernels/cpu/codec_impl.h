@@ -281,8 +281,9 @@ void encode_half(const EncodeRequest& request) {
   store<int32_t>(request.code, 0, exponent);
 }
 
+// Whatever comes in place of a code decodes as something.
 float half_factor(const std::byte* code) {
-  return element::power_of_two(load<int32_t>(code, 0));
+  return element::power_of_two(element::clamp(load<int32_t>(code, 0), 0, 126));
 }
 
 template <typename Narrow>
