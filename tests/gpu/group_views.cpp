@@ -14,7 +14,7 @@ cuda::Geometry small_geometry(int ranks) {
   geometry.blocks = 8;
   geometry.window_bytes = 1024;
   geometry.packets = 32;
-  geometry.scratch_bytes = 64 << 10;
+  geometry.scratch_bytes = 128 << 10;  // of the Program with the most partial sums, a line each
   geometry.threads = 32;
   return geometry;
 }
