@@ -127,6 +127,16 @@ def why_no_cuda_headers() -> str:
 
 
 @functools.cache
+def simulated(*targets: str) -> Path | str:
+    """Where these libraries over the simulated runtime are; or, as text, why they cannot be."""
+    reason = why_no_cuda_headers()
+    if reason:
+        return reason
+    sync()
+    return build("", *targets, project="sim")
+
+
+@functools.cache
 def why_no_simulator(sanitizer: str) -> str:
     """Why programs of tests/sim cannot be built with that sanitizer (or none); else empty."""
     reason = why_no_cuda_headers()

@@ -26,19 +26,9 @@ from pool import RankResult, torch_ranks
 LIBRARY = "libpycoll_simgpu.so"
 
 
-@functools.cache
-def _built() -> Path | str:
-    """Where the libraries are; or, as text, why they cannot be."""
-    reason = native_build.why_no_cuda_headers()
-    if reason:
-        return reason
-    native_build.sync()
-    return native_build.build("", "simgpu_device", "pycoll_simgpu", project="sim")
-
-
 def require() -> Path:
     """Builds what is missing and returns where it is; skips the test where it cannot be built."""
-    built = _built()
+    built = native_build.simulated("simgpu_device", "pycoll_simgpu")
     if isinstance(built, str):
         pytest.skip(built)
     return built

@@ -7,7 +7,6 @@ process uses (tests/sim/CMakeLists.txt: pycoll_simgpu).
 from __future__ import annotations
 
 import ctypes
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +18,9 @@ import native_build
 NON_BLOCKING = 1  # cudaStreamNonBlocking: not ordered with the legacy default stream
 
 
-@functools.cache
-def _built() -> Path | str:
-    """Where the libraries are; or, as text, why they cannot be."""
-    reason = native_build.why_no_cuda_headers()
-    if reason:
-        return reason
-    native_build.sync()
-    return native_build.build("", "pycoll_simgpu", project="sim")
-
-
 def require() -> str:
     """Builds what is missing and returns where it is; skips the test where it cannot be built."""
-    built = _built()
+    built = native_build.simulated("pycoll_simgpu")
     if isinstance(built, str):
         pytest.skip(built)
     return str(built)
