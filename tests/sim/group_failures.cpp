@@ -20,6 +20,11 @@ Error error_of(GroupRank& rank) {
   throw std::runtime_error("no error in time");
 }
 
+void check_names(int victim, const std::string& said) {
+  const bool names = said.find("rank " + std::to_string(victim)) != std::string::npos;
+  check(names, "the error does not name rank " + std::to_string(victim) + ": " + said);
+}
+
 void check_dead(GroupRank& rank, FailureCall& call, const std::string& said) {
   const Deadline deadline = Deadline::after(kSoon);
   while (cudaStreamQuery(call.stream.get()) == cudaErrorNotReady) {
@@ -52,8 +57,7 @@ void killed_suite(const GroupSettings& settings) {
       said = error.what();
     }
     // Whoever hears of it second may hear of the first to give up; one at least knows the victim.
-    const bool names = said.find("rank " + std::to_string(victim)) != std::string::npos;
-    check(names, "the error does not name rank " + std::to_string(victim) + ": " + said);
+    check_names(victim, said);
     check_dead(rank, call, said);
   };
   run_group(settings, body, [&](int rank) { return rank == victim ? SIGKILL : 0; });
@@ -86,8 +90,7 @@ void killed_amid_suite(const GroupSettings& settings) {
         said = error.what();
       }
     }
-    const bool names = said.find("rank " + std::to_string(victim)) != std::string::npos;
-    check(names, "the error does not name rank " + std::to_string(victim) + ": " + said);
+    check_names(victim, said);
     check_dead(rank, call, said);
   };
   run_group(settings, body, [&](int rank) { return rank == victim ? SIGKILL : 0; });
