@@ -9,9 +9,9 @@ file(GLOB PYCOLL_KERNEL_SOURCES CONFIGURE_DEPENDS ${PYCOLL_KERNELS}/*.cpp)
 set_property(SOURCE ${PYCOLL_KERNEL_SOURCES} APPEND PROPERTY COMPILE_OPTIONS -fno-trapping-math)
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-  set_property(SOURCE ${PYCOLL_KERNELS}/reduce_avx2.cpp ${PYCOLL_KERNELS}/codec_avx2.cpp APPEND PROPERTY
-    COMPILE_OPTIONS -mavx2 -mf16c -mfma)
-  set_property(SOURCE ${PYCOLL_KERNELS}/reduce_avx512.cpp ${PYCOLL_KERNELS}/codec_avx512.cpp APPEND PROPERTY
-    COMPILE_OPTIONS -mavx512f -mavx512bw -mavx512dq -mavx512vl -mf16c -mfma
-    -mprefer-vector-width=512)
+  file(GLOB PYCOLL_AVX2_SOURCES CONFIGURE_DEPENDS ${PYCOLL_KERNELS}/*_avx2.cpp)
+  set_property(SOURCE ${PYCOLL_AVX2_SOURCES} APPEND PROPERTY COMPILE_OPTIONS -mavx2 -mf16c -mfma)
+  file(GLOB PYCOLL_AVX512_SOURCES CONFIGURE_DEPENDS ${PYCOLL_KERNELS}/*_avx512.cpp)
+  set_property(SOURCE ${PYCOLL_AVX512_SOURCES} APPEND PROPERTY COMPILE_OPTIONS
+    -mavx512f -mavx512bw -mavx512dq -mavx512vl -mf16c -mfma -mprefer-vector-width=512)
 endif()

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     )
     from pycoll.communicator import Communicator, Work
     from pycoll.direct import all_reduce
+    from pycoll.mixed_precision import Unscaled, cast_, clip_by_norm_, unscale_
     from pycoll.options import Options
     from pycoll.shared_memory import (
         empty,
@@ -76,10 +77,13 @@ __all__ = [
     "TimeoutError",
     "UInt4",
     "UInt8",
+    "Unscaled",
     "UnsupportedError",
     "Work",
     "__version__",
     "all_reduce",
+    "cast_",
+    "clip_by_norm_",
     "codec_of",
     "decode",
     "empty",
@@ -90,6 +94,7 @@ __all__ = [
     "shareable",
     "shared_memory_stats",
     "statistics",
+    "unscale_",
 ]
 
 _HOMES = {
@@ -107,6 +112,10 @@ _HOMES = {
     "codec_of": "codecs",
     "decode": "codecs",
     "encode": "codecs",
+    "Unscaled": "mixed_precision",
+    "cast_": "mixed_precision",
+    "clip_by_norm_": "mixed_precision",
+    "unscale_": "mixed_precision",
     "Communicator": "communicator",
     "Work": "communicator",
     "FileStore": "store",

@@ -430,6 +430,20 @@ def decode(
 ) -> None:
     """Writes the sum of what the codes hold, in their order, divided."""
 
+# ---- fused kernels -----------------------------------------------------------------------------
+
+# Address, elements, dtype. The caller holds the memory.
+Span: TypeAlias = tuple[int, int, str]
+
+def cast(*, targets: Sequence[Span], sources: Sequence[Span], scale: float, isa: str = "") -> bool:
+    """Writes sources times `scale` to targets; whether a result is infinite or NaN."""
+
+def unscale(*, tensors: Sequence[Span], factor: float, isa: str = "") -> tuple[bool, float]:
+    """Multiplies in place: (whether a value is infinite or NaN, the sum of squares)."""
+
+def multiply(*, tensors: Sequence[Span], factor: float, isa: str = "") -> None:
+    """Multiplies in place."""
+
 # ---- communicator ----------------------------------------------------------------------------
 
 class Call:

@@ -29,6 +29,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pycoll import _core
+from pycoll._host_arrays import HostArrays, is_tensor, size_of
 
 __all__ = [
     "Bf16",
@@ -47,7 +48,8 @@ __all__ = [
     "encode",
 ]
 
-_DTYPES = ("float32", "float16", "bfloat16")
+_VALUES = HostArrays("codecs", ("float32", "float16", "bfloat16"))
+_CODES = HostArrays("codecs", ("uint8",))
 
 
 @dataclass(frozen=True)
@@ -203,8 +205,8 @@ def encode(values: Any, codec: str | Codec, *, step: int = 0, rank: int = 0, fir
         InvalidArgumentError: for other arrays and dtypes.
     """
     codec = codec_of(codec)
-    dtype, source = _bytes_of("encode: values", values)
-    count = source.size // _size_of(dtype)
+    dtype, source = _VALUES.bytes_of("encode: values", values)
+    count = source.size // size_of(dtype)
     code = np.empty(codec.code_bytes(count), np.uint8)
     try:
         key = _core.RandomKey(seed=getattr(codec, "seed", 0), step=step, rank=rank, first=first)
@@ -213,7 +215,11 @@ def encode(values: Any, codec: str | Codec, *, step: int = 0, rank: int = 0, fir
             f"encode: step={step!r} and rank={rank!r} are numbers of 32 bits, first={first!r} of 64"
         ) from None
     _core.encode(codec=codec._native(), values=source, dtype=dtype, code=code, key=key)
-    return _like(values, code)
+    if not is_tensor(values):
+        return code
+    import torch
+
+    return torch.from_numpy(code)
 
 
 def decode(
@@ -233,44 +239,15 @@ def decode(
     """
     codec = codec_of(codec)
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    name = _dtype_name(dtype)
-    _, source = _bytes_of("decode: code", code, code=True)
-    values = np.empty(math.prod(shape) * _size_of(name), np.uint8)
+    name = _VALUES.dtype_name("decode: the result", dtype)
+    _, source = _CODES.bytes_of("decode: code", code)
+    values = np.empty(math.prod(shape) * size_of(name), np.uint8)
     _core.decode(codec=codec._native(), codes=[source], values=values, dtype=name)
-    if _is_tensor(code):
+    if is_tensor(code):
         import torch
 
         return torch.from_numpy(values).view(getattr(torch, name)).reshape(shape)
     return values.view(_numpy_dtype(name)).reshape(shape)
-
-
-# ---- Arrays of any library as bytes ----
-
-
-def _is_tensor(values: Any) -> bool:
-    return type(values).__module__.partition(".")[0] == "torch"
-
-
-def _like(values: Any, array: np.ndarray[Any, Any]) -> Any:
-    if not _is_tensor(values):
-        return array
-    import torch
-
-    return torch.from_numpy(array)
-
-
-def _dtype_name(dtype: Any) -> str:
-    name = str(dtype).removeprefix("torch.")
-    name = name if name in _DTYPES else getattr(dtype, "__name__", name)
-    if name not in _DTYPES:
-        raise _core.InvalidArgumentError(
-            f"codecs take {', '.join(_DTYPES[:-1])} and {_DTYPES[-1]}, not {dtype}"
-        )
-    return name
-
-
-def _size_of(dtype: str) -> int:
-    return 4 if dtype == "float32" else 2
 
 
 def _numpy_dtype(name: str) -> Any:
@@ -283,44 +260,3 @@ def _numpy_dtype(name: str) -> Any:
             "bfloat16 arrays of NumPy need the package ml_dtypes"
         ) from error
     return np.dtype(ml_dtypes.bfloat16)
-
-
-def _bytes_of(name: str, values: Any, *, code: bool = False) -> tuple[str, np.ndarray[Any, Any]]:
-    """The dtype's name, and the memory as bytes."""
-    if _is_tensor(values):
-        return _bytes_of_tensor(name, values, code)
-    if not isinstance(values, np.ndarray):
-        if not hasattr(values, "__dlpack__"):
-            raise _core.InvalidArgumentError(
-                f"{name} is a {type(values).__name__}, not an array or a tensor"
-            )
-        values = np.from_dlpack(values)
-    dtype = _checked_dtype(name, values.dtype, code)
-    if not values.flags.c_contiguous:
-        raise _core.InvalidArgumentError(
-            f"{name} with shape {values.shape} and strides {values.strides} is not dense; make a "
-            "copy with numpy.ascontiguousarray"
-        )
-    return dtype, values.reshape(-1).view(np.uint8)
-
-
-def _bytes_of_tensor(name: str, values: Any, code: bool) -> tuple[str, np.ndarray[Any, Any]]:
-    import torch
-
-    dtype = _checked_dtype(name, values.dtype, code)
-    if values.device.type != "cpu":
-        raise _core.UnsupportedError(f"{name} is on {values.device}; codecs run on the CPU so far")
-    if not values.is_contiguous():
-        raise _core.InvalidArgumentError(
-            f"{name} with shape {tuple(values.shape)} and strides {values.stride()} is not dense; "
-            "make a copy with .contiguous()"
-        )
-    return dtype, values.detach().reshape(-1).view(torch.uint8).numpy()
-
-
-def _checked_dtype(name: str, dtype: Any, code: bool) -> str:
-    if not code:
-        return _dtype_name(dtype)
-    if str(dtype).removeprefix("torch.") != "uint8":
-        raise _core.InvalidArgumentError(f"{name} has dtype {dtype}, not uint8")
-    return "uint8"

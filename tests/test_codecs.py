@@ -101,8 +101,8 @@ def test_what_is_refused():
     for values, text in (
         (x.T, "is not dense"),
         (torch.from_numpy(x).T, "is not dense"),
-        (x.astype(np.float64), "not float64"),
-        (torch.ones(3, dtype=torch.int32), r"not torch\.int32"),
+        (x.astype(np.float64), "has dtype float64, not float32, float16 or bfloat16"),
+        (torch.ones(3, dtype=torch.int32), r"has dtype torch\.int32, not float32"),
         ([1.0, 2.0], "is a list, not an array or a tensor"),
     ):
         with pytest.raises(pycoll.InvalidArgumentError, match=text):

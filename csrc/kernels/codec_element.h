@@ -12,7 +12,7 @@
 namespace pycoll::element {
 namespace {
 
-constexpr float kQuietNan = __builtin_nanf("");
+constexpr float kQuietNan = kQuietNanOf<float>;
 constexpr float kLargest = 3.40282346638528859812e+38f;
 
 // Bits of a float without its sign have the order of magnitudes, NaN above infinity.
@@ -39,9 +39,6 @@ PYCOLL_HD int32_t floor_of(float x) {
 PYCOLL_HD int32_t clamp(int32_t x, int32_t low, int32_t high) {
   x = x < low ? low : x;
   return x > high ? high : x;
-}
-PYCOLL_HD float only_nan(float x) {
-  return x == x ? x : kQuietNan;
 }
 
 // What is known of a block before its scales are.

@@ -1,7 +1,9 @@
 // Which instruction set runs: asked of the CPU, never assumed from the build machine.
 #include "kernels/codec.h"
 #include "kernels/cpu/codec_table.h"
+#include "kernels/cpu/fused_table.h"
 #include "kernels/cpu/reduce_table.h"
+#include "kernels/fused.h"
 #include "kernels/reduce.h"
 
 #if defined(__x86_64__)
@@ -47,13 +49,15 @@ struct IsaRow {
   std::string_view name;
   const ReduceTable* reduce;
   const CodecKernels* codec;
+  const FusedKernels* fused;
   bool (*runs_here)();
 };
 
 constexpr IsaRow kIsas[] = {
-    {"baseline", &reduce_table_baseline, &codec_kernels_baseline, runs_always},
-    {"avx2", &reduce_table_avx2, &codec_kernels_avx2, runs_avx2},
-    {"avx512", &reduce_table_avx512, &codec_kernels_avx512, runs_avx512},
+    {"baseline", &reduce_table_baseline, &codec_kernels_baseline, &fused_kernels_baseline,
+     runs_always},
+    {"avx2", &reduce_table_avx2, &codec_kernels_avx2, &fused_kernels_avx2, runs_avx2},
+    {"avx512", &reduce_table_avx512, &codec_kernels_avx512, &fused_kernels_avx512, runs_avx512},
 };
 constexpr int kIsaCount = static_cast<int>(Isa::kCount);
 static_assert(sizeof(kIsas) / sizeof(kIsas[0]) == kIsaCount, "one row an Isa, in its order");
@@ -92,6 +96,10 @@ const ReduceKernels* find_reduce_kernels(DType dtype, ReduceOp op, Isa isa) {
 
 const CodecKernels& codec_kernels(Isa isa) {
   return *kIsas[static_cast<int>(isa)].codec;
+}
+
+const FusedKernels& fused_kernels(Isa isa) {
+  return *kIsas[static_cast<int>(isa)].fused;
 }
 
 }  // namespace pycoll

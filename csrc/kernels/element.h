@@ -33,6 +33,16 @@ PYCOLL_HD To convert(From x) {
   }
 }
 
+// Without sign and payload. Hardware disagrees on which NaN an operation gives.
+template <typename T>
+constexpr T kQuietNanOf = static_cast<T>(__builtin_nanf(""));
+
+// Makes every NaN the one NaN.
+template <typename T>
+PYCOLL_HD T only_nan(T x) {
+  return x == x ? x : kQuietNanOf<T>;
+}
+
 // ---- Operators. ----
 
 // Unsigned arithmetic wraps; 32 bits at least, since uint16_t * uint16_t would promote to int.

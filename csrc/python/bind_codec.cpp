@@ -34,14 +34,6 @@ DType dtype_of(const std::string& name) {
   return dtype;
 }
 
-const CodecKernels& kernels_of(const std::string& isa) {
-  const Isa which = isa.empty() ? best_isa() : parse_enum<Isa>(isa, "instruction set");
-  if (!isa_available(which)) {
-    fail(ErrorKind::invalid_argument, "this CPU cannot run the instruction set ", isa);
-  }
-  return codec_kernels(which);
-}
-
 void check_bytes(const Buffer& buffer, uint64_t bytes, const char* what) {
   if (buffer.bytes() != bytes) {
     fail(ErrorKind::invalid_argument, what, " has ", buffer.bytes(), " bytes, ", bytes,
@@ -71,7 +63,7 @@ void encode(const Codec& codec, const py::object& values, const std::string& dty
     check_bytes(*error, request.count * sizeof(float), "the residual");
     request.residual = reinterpret_cast<float*>(error->data());
   }
-  const CodecKernels& kernels = kernels_of(isa);
+  const CodecKernels& kernels = codec_kernels(parse_isa(isa));
   const GilRelease release;
   const IeeeFloatMode ieee;
   kernels.encode(request);
@@ -90,7 +82,7 @@ void decode(const Codec& codec, const std::vector<py::object>& codes, const py::
     sources.push_back(reinterpret_cast<const std::byte*>(buffer.data()));
   }
   if (sources.empty()) fail(ErrorKind::invalid_argument, "there is no code");
-  const CodecKernels& kernels = kernels_of(isa);
+  const CodecKernels& kernels = codec_kernels(parse_isa(isa));
   const GilRelease release;
   const IeeeFloatMode ieee;
   kernels.decode({codec, sources.data(), sources.size(), type, target.data(), count, divisor});

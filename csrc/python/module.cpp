@@ -7,6 +7,7 @@ PYBIND11_MODULE(_core, module) {
   pycoll::bind_simulator(module);
   pycoll::bind_kernels(module);
   pycoll::bind_codec(module);
+  pycoll::bind_fused(module);
   pycoll::bind_device(module);  // before what returns its types
   pycoll::bind_communicator(module);
   pycoll::bind_arena(module);

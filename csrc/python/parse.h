@@ -7,6 +7,7 @@
 
 #include "core/clock.h"
 #include "core/error.h"
+#include "kernels/reduce.h"
 
 namespace pycoll {
 
@@ -30,6 +31,15 @@ Enum parse_enum(const std::string& name, const char* what) {
     if (each != "none") known += (known.empty() ? "" : ", ") + each;
   }
   fail(ErrorKind::invalid_argument, "'", name, "' is no ", what, "; there are: ", known);
+}
+
+// The best one where no name is given.
+inline Isa parse_isa(const std::string& name) {
+  const Isa isa = name.empty() ? best_isa() : parse_enum<Isa>(name, "instruction set");
+  if (!isa_available(isa)) {
+    fail(ErrorKind::invalid_argument, "this CPU cannot run the instruction set ", name);
+  }
+  return isa;
 }
 
 }  // namespace pycoll

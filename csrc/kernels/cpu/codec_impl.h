@@ -3,42 +3,13 @@
 #pragma once
 
 #include "kernels/cpu/codec_blocks.h"
+#include "kernels/cpu/float_tiles.h"
 
 namespace pycoll {
 namespace {
 
-using element::BFloat16;
-
 // Tiles are whole blocks and whole groups of random numbers.
-constexpr uint32_t kTile = 1024;
-static_assert(kTile % element::kRandomGroup == 0);
-
-struct Tile {
-  alignas(64) float value[kMostBlock];
-};
-
-// ---- Loads and stores of tiles. ----
-
-bool is_float_array(DType dtype, const void* values) {
-  return dtype == DType::float32 && reinterpret_cast<uintptr_t>(values) % alignof(float) == 0;
-}
-
-constexpr size_t kElementBytes[] = {4, 2, 2};
-size_t source_index(DType dtype) {
-  if (dtype == DType::float32) return 0;
-  return dtype == DType::float16 ? 1 : 2;
-}
-
-void load_tile(DType dtype, const void* values, size_t first, uint32_t n, float* out) {
-  constexpr WidenFn kWiden[] = {nullptr, widen<Float16, float>, widen<BFloat16, float>};
-  const size_t index = source_index(dtype);
-  const void* from = static_cast<const char*>(values) + first * kElementBytes[index];
-  if (index == 0) {
-    __builtin_memcpy(out, from, n * sizeof(float));
-  } else {
-    kWiden[index](out, from, n);
-  }
-}
+static_assert(kTile % element::kRandomGroup == 0 && kTileRoom % kMostBlock == 0);
 
 PYCOLL_LOOP void add_residual(float* x, const float* residual, uint32_t n) {
   PYCOLL_INDEPENDENT
@@ -60,18 +31,6 @@ const float* tile_of(const EncodeRequest& request, size_t first, uint32_t n, Til
 PYCOLL_LOOP void finish_tile(float* sum, uint32_t n, float divisor) {
   PYCOLL_INDEPENDENT
   for (uint32_t i = 0; i < n; ++i) sum[i] = element::only_nan(sum[i] / divisor);
-}
-
-void store_tile(DType dtype, const float* x, void* values, size_t first, uint32_t n) {
-  constexpr FinishFn kRound[] = {nullptr, finish<false, Float16, float>,
-                                 finish<false, BFloat16, float>};
-  const size_t index = source_index(dtype);
-  void* to = static_cast<char*>(values) + first * kElementBytes[index];
-  if (index == 0) {
-    __builtin_memcpy(to, x, n * sizeof(float));
-  } else {
-    kRound[index](to, x, n, 1);
-  }
 }
 
 // ---- Random numbers. ----

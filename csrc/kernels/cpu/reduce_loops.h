@@ -20,6 +20,14 @@
 namespace pycoll {
 namespace {
 
+#if defined(__AVX512F__)
+constexpr size_t kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr size_t kVectorBytes = 32;
+#else
+constexpr size_t kVectorBytes = 16;
+#endif
+
 using element::Divide;
 using element::Float16;
 

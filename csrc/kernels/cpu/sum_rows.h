@@ -10,14 +10,6 @@
 namespace pycoll {
 namespace {
 
-#if defined(__AVX512F__)
-constexpr size_t kVectorBytes = 64;
-#elif defined(__AVX2__)
-constexpr size_t kVectorBytes = 32;
-#else
-constexpr size_t kVectorBytes = 16;
-#endif
-
 // Four vectors of T that follow each other, in registers: with an array of them gcc 12 goes
 // through the stack.
 template <typename T>

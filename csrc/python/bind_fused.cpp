@@ -1,0 +1,165 @@
+// Fused kernels on lists of memory. What an array or tensor is, is known to
+// pycoll/mixed_precision.py, which also holds on to it during a call.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "bind.h"
+#include "core/error.h"
+#include "gil.h"
+#include "kernels/codec.h"
+#include "kernels/fused.h"
+#include "parse.h"
+#include "runtime/float_mode.h"
+
+namespace py = pybind11;
+
+namespace pycoll {
+namespace {
+
+// Address, elements, dtype.
+using Span = std::tuple<uint64_t, uint64_t, std::string>;
+
+Tensor tensor_of(const Span& span, bool (*takes)(DType), const char* kernels) {
+  const auto& [address, count, name] = span;
+  const auto dtype = parse_enum<DType>(name, "dtype");
+  if (!takes(dtype)) fail(ErrorKind::invalid_argument, kernels, " do not take ", name);
+  return {dtype, reinterpret_cast<void*>(static_cast<uintptr_t>(address)), count};
+}
+
+// Where the tensors of a list are.
+class Extents {
+ public:
+  struct Extent {
+    uintptr_t begin;
+    uintptr_t end;
+    size_t index;
+  };
+
+  void add(const Tensor& tensor, size_t index) {
+    if (tensor.count == 0) return;
+    const auto begin = reinterpret_cast<uintptr_t>(tensor.values);
+    extents_.push_back({begin, begin + tensor.count * size_of(tensor.dtype), index});
+  }
+  // Once, after all were added.
+  void check_apart(const char* what) {
+    std::sort(extents_.begin(), extents_.end(),
+              [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
+    for (size_t i = 1; i < extents_.size(); ++i) {
+      if (extents_[i].begin >= extents_[i - 1].end) continue;
+      const auto [first, second] = std::minmax(extents_[i - 1].index, extents_[i].index);
+      fail(ErrorKind::invalid_argument, what, '[', first, "] and ", what, '[', second,
+           "] have memory in common");
+    }
+  }
+  // Those that have memory in common with `other`, in order; after check_apart().
+  std::vector<Extent> that_meet(const Extent& other) const {
+    std::vector<Extent> met;
+    auto at = std::upper_bound(extents_.begin(), extents_.end(), other.begin,
+                               [](uintptr_t begin, const Extent& e) { return begin < e.end; });
+    for (; at != extents_.end() && at->begin < other.end; ++at) met.push_back(*at);
+    return met;
+  }
+
+ private:
+  std::vector<Extent> extents_;
+};
+
+std::vector<Tensor> tensors_of(const std::vector<Span>& spans) {
+  std::vector<Tensor> tensors;
+  Extents extents;
+  for (size_t i = 0; i < spans.size(); ++i) {
+    tensors.push_back(tensor_of(spans[i], can_unscale, "kernels that work in place"));
+    extents.add(tensors.back(), i);
+  }
+  extents.check_apart("tensors");
+  return tensors;
+}
+
+CastTensor cast_tensor_of(const Span& target_span, const Span& source_span) {
+  const Tensor target = tensor_of(target_span, can_encode, "casts");
+  const Tensor source = tensor_of(source_span, can_encode, "casts");
+  if (target.count != source.count) {
+    fail(ErrorKind::invalid_argument, "a dst has ", target.count, " elements, its src has ",
+         source.count);
+  }
+  return {source.dtype, source.values, target.dtype, target.values, target.count};
+}
+
+// A source may be its own target where both have one size; else no target is written that a source
+// is read from.
+void check_sources(const std::vector<CastTensor>& tensors, const Extents& targets) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const CastTensor& one = tensors[i];
+    if (one.count == 0) continue;
+    const auto begin = reinterpret_cast<uintptr_t>(one.source);
+    const bool in_place = one.source == one.target && size_of(one.from) == size_of(one.to);
+    for (const auto& met : targets.that_meet({begin, begin + one.count * size_of(one.from), i})) {
+      if (in_place && met.index == i) continue;
+      fail(ErrorKind::invalid_argument, "src[", i, "] and dst[", met.index,
+           "] have memory in common");
+    }
+  }
+}
+
+std::vector<CastTensor> cast_tensors_of(const std::vector<Span>& targets,
+                                        const std::vector<Span>& sources) {
+  if (targets.size() != sources.size()) {
+    fail(ErrorKind::invalid_argument, "dst has ", targets.size(), " tensors, src has ",
+         sources.size());
+  }
+  std::vector<CastTensor> tensors;
+  Extents written;
+  for (size_t i = 0; i < targets.size(); ++i) {
+    const CastTensor& one = tensors.emplace_back(cast_tensor_of(targets[i], sources[i]));
+    written.add({one.to, one.target, one.count}, i);
+  }
+  written.check_apart("dst");
+  check_sources(tensors, written);
+  return tensors;
+}
+
+bool cast(const std::vector<Span>& targets, const std::vector<Span>& sources, double scale,
+          const std::string& isa) {
+  const std::vector<CastTensor> tensors = cast_tensors_of(targets, sources);
+  const FusedKernels& kernels = fused_kernels(parse_isa(isa));
+  const GilRelease release;
+  const IeeeFloatMode ieee;
+  return kernels.cast({tensors.data(), tensors.size()}, static_cast<float>(scale));
+}
+
+std::tuple<bool, double> unscale(const std::vector<Span>& spans, double factor,
+                                 const std::string& isa) {
+  const std::vector<Tensor> tensors = tensors_of(spans);
+  const FusedKernels& kernels = fused_kernels(parse_isa(isa));
+  const GilRelease release;
+  const IeeeFloatMode ieee;
+  const Unscaled done = kernels.unscale({tensors.data(), tensors.size()}, factor);
+  return {done.found_inf, done.sum_of_squares};
+}
+
+void multiply(const std::vector<Span>& spans, double factor, const std::string& isa) {
+  const std::vector<Tensor> tensors = tensors_of(spans);
+  const FusedKernels& kernels = fused_kernels(parse_isa(isa));
+  const GilRelease release;
+  const IeeeFloatMode ieee;
+  kernels.multiply({tensors.data(), tensors.size()}, factor);
+}
+
+}  // namespace
+
+void bind_fused(py::module_& m) {
+  using py::arg;
+  m.def("cast", &cast, py::kw_only(), arg("targets"), arg("sources"), arg("scale"), arg("isa") = "",
+        "Writes sources times `scale` to targets; whether a result is infinite or NaN.");
+  m.def("unscale", &unscale, py::kw_only(), arg("tensors"), arg("factor"), arg("isa") = "",
+        "Multiplies in place: (whether a value is infinite or NaN, the sum of squares).");
+  m.def("multiply", &multiply, py::kw_only(), arg("tensors"), arg("factor"), arg("isa") = "",
+        "Multiplies in place.");
+}
+
+}  // namespace pycoll

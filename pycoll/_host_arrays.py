@@ -1,0 +1,168 @@
+"""Arrays and tensors of any library in the memory of the CPU: where they lie, and of what type.
+
+NumPy arrays, torch tensors, and what has `__dlpack__`.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pycoll import _core
+
+if TYPE_CHECKING:
+    from pycoll._core import Span
+
+_SIZES = {"uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+
+
+def is_tensor(values: Any) -> bool:
+    torch = sys.modules.get("torch")  # who has a tensor has imported it
+    return torch is not None and isinstance(values, torch.Tensor)
+
+
+def is_array(values: Any) -> bool:
+    return isinstance(values, np.ndarray) or hasattr(values, "__dlpack__")
+
+
+def size_of(dtype: str) -> int:
+    """Bytes an element."""
+    return _SIZES[dtype]
+
+
+@dataclass(frozen=True)
+class HostArrays:
+    """What somebody takes: dense arrays of some dtypes.
+
+    Args:
+        taker: who that is, in the plural, for errors.
+        dtypes: by the names that torch and NumPy share.
+        any_order: of dimensions: transposed arrays and channels_last tensors too, which fill their
+            memory but are not in C order.
+    """
+
+    taker: str
+    dtypes: tuple[str, ...]
+    any_order: bool = False
+
+    def dtype_name(self, name: str, dtype: Any) -> str:
+        """The name of a dtype that is given by name or as a library has it."""
+        try:
+            text = _name_of(dtype)
+        except TypeError:  # unhashable
+            text = ""
+        if text not in self.dtypes:
+            *most, last = self.dtypes
+            known = f"{', '.join(most)} or {last}" if most else last
+            raise _core.InvalidArgumentError(f"{name} has dtype {dtype}, not {known}")
+        return text
+
+    def bytes_of(self, name: str, values: Any) -> tuple[str, npt.NDArray[np.uint8]]:
+        """The dtype's name, and the memory as bytes."""
+        if is_tensor(values):
+            return self._dtype_of_tensor(name, values), _bytes_of_tensor(values)
+        array = _array_of(name, values)
+        return self._dtype_of_array(name, array), array.reshape(-1).view(np.uint8)
+
+    def spans_of(
+        self, name: str, values: Iterable[Any], *, writable: bool
+    ) -> tuple[list[Span], list[Any]]:
+        """The memory of each, and objects that keep it alive."""
+        torch = sys.modules.get("torch")
+        plain = () if torch is None else (torch.Tensor, torch.nn.Parameter)
+        strided = getattr(torch, "strided", None)
+        dtypes = {getattr(torch, dtype): dtype for dtype in self.dtypes} if torch else {}
+        spans: list[Span] = []
+        owners: list[Any] = []
+        for value in values:
+            owner = value
+            # A list may have thousands of small tensors: what most of them are takes no calls.
+            if (
+                type(value) in plain
+                and value.dtype in dtypes
+                and value.is_cpu
+                and value.layout is strided
+                and value.is_contiguous()
+                and not value.is_neg()
+            ):
+                span = (value.data_ptr(), value.numel(), dtypes[value.dtype])
+            else:
+                span, owner = self._span_of(f"{name}[{len(spans)}]", value, writable)
+            spans.append(span)
+            owners.append(owner)
+        return spans, owners
+
+    def _span_of(self, name: str, value: Any, writable: bool) -> tuple[Span, Any]:
+        if is_tensor(value):
+            # Of other classes the pointer may be that of something else: NumPy asks them properly.
+            dtype, array = self._dtype_of_tensor(name, value), _bytes_of_tensor(value)
+        else:
+            array = _array_of(name, value)
+            dtype = self._dtype_of_array(name, array)
+        if writable and not array.flags.writeable:
+            raise _core.InvalidArgumentError(f"{name} is read-only")
+        address = array.__array_interface__["data"][0]
+        return (address, array.nbytes // size_of(dtype), dtype), array
+
+    def _dtype_of_array(self, name: str, array: npt.NDArray[Any]) -> str:
+        dtype = self.dtype_name(name, array.dtype)
+        strides = [stride // array.itemsize for stride in array.strides]
+        if not array.flags.c_contiguous and not self._fills_memory(array.shape, strides):
+            raise _core.InvalidArgumentError(
+                f"{name} with shape {array.shape} and strides {array.strides} is not dense; make "
+                "a copy with numpy.ascontiguousarray"
+            )
+        return dtype
+
+    def _dtype_of_tensor(self, name: str, tensor: Any) -> str:
+        dtype = self.dtype_name(name, tensor.dtype)
+        if tensor.device.type != "cpu":
+            raise _core.UnsupportedError(
+                f"{name} is on {tensor.device}; {self.taker} run on the CPU so far"
+            )
+        if not tensor.is_contiguous() and not self._fills_memory(tensor.shape, tensor.stride()):
+            raise _core.InvalidArgumentError(
+                f"{name} with shape {tuple(tensor.shape)} and strides {tensor.stride()} is not "
+                "dense; make a copy with .contiguous()"
+            )
+        return dtype
+
+    def _fills_memory(self, shape: Sequence[int], strides: Sequence[int]) -> bool:
+        dimensions = sorted((st, n) for st, n in zip(strides, shape, strict=True) if n != 1)
+        expected = 1
+        for stride, n in dimensions:
+            if stride != expected:
+                return False
+            expected *= n
+        return self.any_order
+
+
+@functools.lru_cache(maxsize=64)
+def _name_of(dtype: Any) -> str:
+    # A type as NumPy takes it, such as np.float32 and ml_dtypes.bfloat16, has its name there.
+    text = str(getattr(dtype, "__name__", dtype))
+    return text.removeprefix("torch.")
+
+
+def _array_of(name: str, values: Any) -> npt.NDArray[Any]:
+    if isinstance(values, np.ndarray):
+        return values
+    if not hasattr(values, "__dlpack__"):
+        raise _core.InvalidArgumentError(
+            f"{name} is a {type(values).__name__}, not an array or a tensor"
+        )
+    return np.from_dlpack(values)
+
+
+def _bytes_of_tensor(tensor: Any) -> npt.NDArray[np.uint8]:
+    import torch
+
+    values = tensor.detach().as_strided((tensor.numel(),), (1,))  # dense, in whatever order
+    memory: npt.NDArray[np.uint8] = values.view(torch.uint8).numpy()
+    return memory
