@@ -28,6 +28,7 @@ ALL_REDUCE = KERNELS + "all_reduce.cuh"
 EXECUTOR = KERNELS + "executor.cuh"
 WAITING = KERNELS + "waiting.cuh"
 SHARED = KERNELS + "shared_device.cuh"
+FUSED = KERNELS + "fused.cuh"
 WRONG = ("FAILED",)
 CREDIT = "credit_of(group_, step.from, group_.rank, fifo),"
 SYNC = "    __syncthreads();\n"
@@ -219,6 +220,40 @@ MUTANTS = [
         "shared_device",
         "address",
         (*WRONG, "simt:", "AddressSanitizer", "runtime error"),
+    ),
+    Mutant(
+        "no_sync_before_reading_sums",
+        FUSED,
+        "    __syncwarp();\n#pragma unroll\n",
+        "#pragma unroll\n",
+        "threads add partial sums that others have not written yet",
+        "fused",
+    ),
+    Mutant(
+        "no_sync_after_reading_sums",
+        FUSED,
+        "    __syncwarp();  // the next chunk writes there\n",
+        "",
+        "partial sums of the next chunk overwrite those of this one",
+        "fused",
+    ),
+    Mutant(
+        "no_sync_between_halves",
+        FUSED,
+        "    __syncthreads();\n    if (threadIdx.x < half)",
+        "    if (threadIdx.x < half)",
+        "sums of chunks are added before they are there",
+        "fused",
+    ),
+    Mutant(
+        "sums_in_another_order",
+        FUSED,
+        "(pack * kWarpThreads + thread) * kLength + place",
+        "(thread * kPacks + pack) * kLength + place",
+        "sums of squares have other bits than on the CPU",
+        "fused",
+        "",
+        (*WRONG, "simt:"),
     ),
     Mutant(
         "no_meeting_before_reading_peers",

@@ -47,6 +47,11 @@ def test_all_of_them_with_several_ranks():
     assert done.returncode == 0 and done.stdout.startswith("ok check"), done.stdout
 
 
+def test_it_checks_lists_of_tensors():
+    done = run("lists", 8, 1)
+    assert done.returncode == 0 and done.stdout.startswith("ok lists"), done.stdout
+
+
 def test_it_replays_graphs():
     done = run("replay", 2, 8)
     assert done.returncode == 0 and done.stdout.startswith("ok replay"), done.stdout

@@ -36,11 +36,12 @@ SUITES = {
     "shared_device": (248, 12 * 93),
     "cast": (93, 9 * 93),
     "scale": (93, 8 * 93),
+    "fused": (93, 3 * 93),
     "choices": (1, 1),
     "failures": (1, 1),
 }
 # Those that bring every kernel to every size; what is aligned with one seed is not with the next.
-SWEEPS = ["all_reduce", "sweep", "shared_device", "cast", "scale"]
+SWEEPS = ["all_reduce", "sweep", "shared_device", "cast", "scale", "fused"]
 
 # The first test of a build compiles it.
 pytestmark = pytest.mark.timeout(native_build.BUILD_DEADLINE_S + DEADLINE_S)

@@ -6,7 +6,8 @@
 //     float32, float16 and bfloat16; the factor is rounded to that type first, the product to the
 //     tensor's type, once;
 //   * every NaN that is written is the quiet one without sign and payload;
-//   * the same bits from every instruction set and at every alignment.
+//   * the same bits from every instruction set, at every alignment, and on a GPU
+//     (kernels/cuda/fused.h).
 //
 // The order of sums of squares, so that they have the same bits too. It suits vectors of any width
 // and warps of a GPU, which take a chunk each. Tensors are cut into chunks of

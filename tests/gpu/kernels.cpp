@@ -1,12 +1,12 @@
 // The device kernels on a GPU, all ranks as streams of this process: checked, or timed. Plain CUDA,
 // so the same program runs on the simulated runtime.
 //
-//   kernels --list                            operations
-//   kernels check RANKS [NAMES...]            operations, all if none is named, at small sizes
-//                                             against the host
-//   kernels replay RANKS REPLAYS              captured graphs, eager calls of other sizes among
-//   them kernels time NAME RANKS BYTES [ROUNDS]    one line of JSON; BYTES of a rank's vector of
-//   float32
+//   kernels --list                         operations
+//   kernels check RANKS [NAMES...]         operations, all if none is named, at small sizes against
+//                                          the host
+//   kernels lists CASES SEED               kernels over lists of tensors, against the host
+//   kernels replay RANKS REPLAYS           captured graphs, eager calls of other sizes among them
+//   kernels time NAME RANKS BYTES [ROUNDS] one line of JSON; BYTES of a rank's vector of float32
 //
 // Exit code 0: all as it must be; 1: not; 2: wrong usage.
 #include <algorithm>
@@ -16,6 +16,7 @@
 #include <optional>
 
 #include "group_views.h"
+#include "lists.h"
 #include "numbers.h"
 #include "world.h"
 
@@ -332,14 +333,19 @@ int main(const std::vector<std::string>& arguments) {
     }
     return check(number(1), names);
   }
+  if (what == "lists" && arguments.size() == 3) {
+    check_lists(number(1), std::stoull(arguments[2]));
+    std::printf("ok lists: %d cases\n", number(1));
+    return 0;
+  }
   if (what == "replay" && arguments.size() == 3) return replay(number(1), number(2));
   if (what == "time" && arguments.size() >= 4) {
     return time(find(arguments[1]), number(2), std::stoull(arguments[3]),
                 arguments.size() > 4 ? number(4) : 11);
   }
   std::fprintf(stderr,
-               "usage: kernels --list | check RANKS [NAMES...] | replay RANKS REPLAYS |"
-               " time NAME RANKS BYTES [ROUNDS]\n");
+               "usage: kernels --list | check RANKS [NAMES...] | lists CASES SEED |"
+               " replay RANKS REPLAYS | time NAME RANKS BYTES [ROUNDS]\n");
   return 2;
 }
 

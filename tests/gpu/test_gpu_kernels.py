@@ -51,6 +51,11 @@ def test_a_thousand_replays_among_eager_calls(program, ranks):
     assert output.startswith("ok replay") and output.endswith("exit code 0"), output
 
 
+def test_lists_of_tensors_have_the_bytes_of_the_cpu(program):
+    output = run(program, "lists", 200, 1)
+    assert output.startswith("ok lists") and output.endswith("exit code 0"), output
+
+
 @pytest.mark.parametrize("names", [ALONE, TOGETHER], ids=["alone", "together"])
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
 def test_compute_sanitizer_finds_nothing(program, tool, names):

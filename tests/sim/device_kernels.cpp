@@ -25,6 +25,7 @@ std::vector<Suite> pycoll::sim::tests::device_suites() {
       {"shared_device", "ranks that share a GPU, all types and operations", shared_device_suite},
       {"cast", "cast, scale and look for inf or NaN", cast_suite},
       {"scale", "PREMUL_SUM's scaling", scale_suite},
+      {"fused", "lists of tensors: casts, unscaling with the norm, clipping", fused_suite},
       {"choices", "which kernel a group chooses", choice_suite},
       {"failures", "late peers, aborts and mismatches", failure_suite},
   };

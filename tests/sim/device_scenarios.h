@@ -30,6 +30,7 @@ uint64_t covering_suite(const Settings& settings, uint64_t cases);
 uint64_t shared_device_suite(const Settings& settings, uint64_t cases);
 uint64_t cast_suite(const Settings& settings, uint64_t cases);
 uint64_t scale_suite(const Settings& settings, uint64_t cases);
+uint64_t fused_suite(const Settings& settings, uint64_t cases);
 uint64_t choice_suite(const Settings& settings, uint64_t cases);
 uint64_t failure_suite(const Settings& settings, uint64_t cases);
 

@@ -1,4 +1,5 @@
-// What the host may ask of the GPU: every kernel of pycoll, by a function that launches it.
+// What the host may ask of the GPU: every kernel of pycoll, by a function that launches it. Those
+// over lists of tensors are in fused.h.
 //
 // No CUDA language and no C++ beyond plain structs, so that any host compiler takes it. All
 // functions only launch: they return what the runtime said about that (cudaErrorInvalidValue when a

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/any_op.cuh"
+#include "kernels/cuda/caster.cuh"
 #include "kernels/cuda/executor_arguments.h"
 
 namespace pycoll::cuda {
@@ -143,82 +144,12 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
 
 // ---- Casts. ----
 
-PYCOLL_DEVICE bool is_finite(float x) {
-  return (element::bits_as<uint32_t>(x) & 0x7f800000u) != 0x7f800000u;
-}
-
-template <class From, class To>
-class Caster {
- public:
-  // As many elements as sixteen bytes of the narrower type have.
-  static constexpr int kPack = 16 / (sizeof(From) < sizeof(To) ? sizeof(From) : sizeof(To));
-
-  PYCOLL_DEVICE Caster(const CastCall& call)
-      : input_(static_cast<const From*>(call.input)),
-        output_(static_cast<To*>(call.output)),
-        scale_(call.scale) {}
-
-  PYCOLL_DEVICE void run(uint64_t count) {
-    const uint64_t packs = (low_bits(input_) | low_bits(output_)) == 0 ? count / kPack : 0;
-    for_each<2>(grid_team(), packs, [&](auto batch, uint64_t first, uint64_t stride) {
-      constexpr int kSize = decltype(batch)::kSize;
-      From x[kSize][kPack];
-#pragma unroll
-      for (int u = 0; u < kSize; ++u) load(first + u * stride, x[u]);
-#pragma unroll
-      for (int u = 0; u < kSize; ++u) cast_pack(first + u * stride, x[u]);
-    });
-    const uint64_t done = packs * kPack;
-    for_each<1>(grid_team(), count - done, [&](auto, uint64_t first, uint64_t) {
-      output_[done + first] = one(input_[done + first]);
-    });
-  }
-
-  PYCOLL_DEVICE bool found_inf() const {
-    return found_inf_;
-  }
-
- private:
-  PYCOLL_DEVICE To one(From x) {
-    const To y = device::from_float<To>(device::to_float(x) * scale_);
-    found_inf_ |= !is_finite(device::to_float(y));
-    return y;
-  }
-  PYCOLL_DEVICE void load(uint64_t pack, From (&x)[kPack]) const {
-    constexpr int kLength = device::Pack<From>::kLength;
-#pragma unroll
-    for (int part = 0; part < kPack / kLength; ++part) {
-      const auto values = device::load_pack(input_ + pack * kPack + part * kLength);
-#pragma unroll
-      for (int k = 0; k < kLength; ++k) x[part * kLength + k] = values.v[k];
-    }
-  }
-  PYCOLL_DEVICE void cast_pack(uint64_t pack, const From (&x)[kPack]) {
-    constexpr int kLength = device::Pack<To>::kLength;
-#pragma unroll
-    for (int part = 0; part < kPack / kLength; ++part) {
-      device::Pack<To> values;
-#pragma unroll
-      for (int k = 0; k < kLength; ++k) values.v[k] = one(x[part * kLength + k]);
-      device::store_pack(output_ + pack * kPack + part * kLength, values);
-    }
-  }
-
-  const From* input_;
-  To* output_;
-  float scale_;
-  bool found_inf_ = false;
-};
-
 template <class From, class To>
 __global__ void __launch_bounds__(kMaxThreads, 1) cast_kernel(PYCOLL_GRID_CONSTANT CastCall call) {
-  Caster<From, To> caster(call);
-  caster.run(call.count);
-  const bool found = __any_sync(0xffffffffu, caster.found_inf() ? 1 : 0) != 0;
-  if (call.found_inf == nullptr || !found || threadIdx.x % 32 != 0) return;
-  // Many warps may store the same.
-  device::store_relaxed<device::Scope::device>(reinterpret_cast<uint32_t*>(call.found_inf),
-                                               element::bits_as<uint32_t>(1.0f));
+  Caster<From, To> caster(static_cast<const From*>(call.input), static_cast<To*>(call.output),
+                          call.scale);
+  caster.run(grid_team(), call.count);
+  report_found_inf(caster.found_inf(), call.found_inf);
 }
 
 struct ScaleArguments {
