@@ -130,3 +130,23 @@ def test_files_that_cannot_be_made_are_refused_at_the_start(
         out, err = capsys.readouterr()
         assert not out
         assert f"argument {option}: {file}" in err and why in err
+
+
+def test_fused_kernels_are_timed_beside_torch(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fused = load("fused")
+    monkeypatch.setattr(fused, "LISTS", {"3 of 100": [100] * 3})
+    monkeypatch.setattr(sys, "argv", ["fused.py", "--quick"])
+    threads = fused.torch.get_num_threads()
+    try:
+        fused.main()
+    finally:
+        fused.torch.set_num_threads(threads)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [row[:2] for row in rows] == [
+        ["cast", "float16"],
+        ["cast", "bfloat16"],
+        *([name, dtype] for name in ("unscale", "clip") for dtype in fused.NAMES),
+    ]
+    assert all(float(figure) > 0 for row in rows for figure in row[-2:])

@@ -67,6 +67,23 @@ PYCOLL_LOOP void multiply_values(T* x, uint32_t n, T factor) {
   for (uint32_t i = 0; i < n; ++i) x[i] = element::scaled(x[i], factor);
 }
 
+// The same of 16-bit floats; if kLook, products as they are stored also go to `out`, which has room
+// for n in any case. Loop after loop: compilers vectorise each, but not all of it as one.
+template <typename Value, bool kLook>
+PYCOLL_LOOP void multiply_narrow(void* values, float* out, uint32_t n, float factor) {
+  uint32_t done = 0;
+  if constexpr (std::is_same_v<Value, Float16>) {
+    done = static_cast<uint32_t>(element::multiply_lanes<kLook>(values, out, n, factor));
+  }
+  if (done == n) return;
+  void* rest = static_cast<char*>(values) + done * sizeof(Value);
+  out += done;
+  widen<Value, float>(out, rest, n - done);
+  multiply_values(out, n - done, factor);
+  finish<false, Value, float>(rest, out, n - done, 1);
+  if constexpr (kLook) widen<Value, float>(out, rest, n - done);
+}
+
 template <typename T>
 PYCOLL_LOOP bool all_finite(const T* x, uint32_t n) {
   bool finite = true;
@@ -74,24 +91,21 @@ PYCOLL_LOOP bool all_finite(const T* x, uint32_t n) {
   return finite;
 }
 
-// Multiplies a chunk; returns its values as they are stored, in the arithmetic type: where they
-// are, or, if that is another type or memory that is not aligned for it, in `room`. What is in
-// `room` is not yet rounded where kLook is false.
+// Multiplies a chunk; if kLook, returns its values as they are stored, in the arithmetic type:
+// where they are, or, if that is another type or memory that is not aligned for it, in `room`.
 template <typename Value, typename Arithmetic, bool kLook>
 const Arithmetic* multiply_chunk(void* values, uint32_t n, double factor, ChunkRoom& room) {
   const auto by = static_cast<Arithmetic>(factor);
   auto* x = reinterpret_cast<Arithmetic*>(room.bytes);
-  if constexpr (std::is_same_v<Value, Arithmetic>) {
-    const bool in_place = reinterpret_cast<uintptr_t>(values) % alignof(Arithmetic) == 0;
-    if (in_place) x = static_cast<Arithmetic*>(values);
-    if (!in_place) __builtin_memcpy(x, values, n * sizeof(Value));
+  if constexpr (!std::is_same_v<Value, Arithmetic>) {
+    multiply_narrow<Value, kLook>(values, x, n, by);
+  } else if (reinterpret_cast<uintptr_t>(values) % alignof(Value) == 0) {
+    x = static_cast<Value*>(values);
     multiply_values(x, n, by);
-    if (!in_place) __builtin_memcpy(values, x, n * sizeof(Value));
   } else {
-    widen<Value, Arithmetic>(x, values, n);
+    __builtin_memcpy(x, values, n * sizeof(Value));
     multiply_values(x, n, by);
-    finish<false, Value, Arithmetic>(values, x, n, 1);
-    if constexpr (kLook) widen<Value, Arithmetic>(x, values, n);
+    __builtin_memcpy(values, x, n * sizeof(Value));
   }
   return x;
 }

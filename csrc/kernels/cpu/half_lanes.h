@@ -112,5 +112,22 @@ PYCOLL_HD size_t finish_lanes([[maybe_unused]] void* dst, [[maybe_unused]] const
   return i;
 }
 
+// values[i] *= factor, NaN made the one NaN; if kLook, products as they are stored also go to
+// `out`.
+template <bool kLook>
+PYCOLL_HD size_t multiply_lanes([[maybe_unused]] void* values, [[maybe_unused]] float* out,
+                                [[maybe_unused]] size_t n, [[maybe_unused]] float factor) {
+  size_t i = 0;
+#if PYCOLL_HALF_LANES
+  const Lanes by = all_lanes(factor), nan = all_lanes(kQuietNanOf<float>);
+  for (; i + kLanes <= n; i += kLanes) {
+    const Lanes product = load_lanes(at<Float16>(values, i)) * by;
+    store_lanes(at<Float16>(values, i), product == product ? product : nan);
+    if constexpr (kLook) store_lanes(out + i, load_lanes(at<Float16>(values, i)));
+  }
+#endif
+  return i;
+}
+
 }  // namespace
 }  // namespace pycoll::element
