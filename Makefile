@@ -1,7 +1,8 @@
 # make demo        trains a transformer on 2 ranks, from nothing: makes .venv, installs torch, builds
 # make test        the gate: lint, then the tests (25 minutes at most on 2 cores)
-# make test-full   all tests, with torch 2.11 and 2.14 too (downloads up to 3 GB for each of them)
-# make test-sim    the CUDA path on the CPU, in full: executor, simulated runtime, kernels, groups
+# make test-full   more, with torch 2.11 and 2.14 too (downloads up to 3 GB for each of them): 2 hours
+# make test-sim    the CUDA path on the CPU, in hundreds of schedules: executor, simulated runtime,
+#                  kernels, groups; many hours (the gate has a few schedules of each)
 # make test-mutants  bugs put in on purpose, on the CPU and in the simulator: each must be caught
 # make test-gpu    the same on a GPU, then timings: builds for this machine's GPU into build/gpu with
 #                  PYTHON=... (python3), its torch and nvcc; 9 minutes, no network (docs/gpu.md)
@@ -89,10 +90,10 @@ demo: build
 	$(PY) -m pycoll demo --ranks $(RANKS) $(DEMO_ARGS)
 
 test: lint build
-	$(PY) -m pytest -rs -m "not full" $(PYTEST_ARGS)
+	$(PY) -m pytest -rs -m "not full and not sweep" $(PYTEST_ARGS)
 
 test-full: lint build
-	$(PY) -m pytest -rs $(PYTEST_ARGS)
+	$(PY) -m pytest -rs -m "not sweep" $(PYTEST_ARGS)
 
 test-sim: build
 	$(PY) -m pytest -rs $(wildcard tests/test_sim*.py tests/test_cuda_*.py) $(PYTEST_ARGS)

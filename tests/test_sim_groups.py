@@ -138,14 +138,14 @@ def test_several_hosts_of_which_one_fails(place, suite):
     run(suite, place, 1, 1, **SMALL)
 
 
-@pytest.mark.full
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(2, 22))
 @pytest.mark.parametrize("place", ["hosts-shared", "hosts-peers"])
 def test_a_rank_dies_at_many_moments(place, seed):
     run("killed_amid", place, 1, seed, **SMALL)
 
 
-@pytest.mark.full
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(2, 8))
 @pytest.mark.parametrize("suite", [*ALIVE_ON_HOSTS, *LONG, "premul"])
 @pytest.mark.parametrize("place", HOSTS)
@@ -187,7 +187,7 @@ def test_ranks_that_share_a_device_race_for_nothing(suite):
         run(suite, "shared-2", 12, seed, sanitizer="thread", threads=True, **SMALL)
 
 
-@pytest.mark.full
+@pytest.mark.sweep
 @pytest.mark.parametrize(("sanitizer", "seeds"), [("address", 20), ("thread", 50)])
 @pytest.mark.parametrize("suite", [*LONG, "premul", "two_groups"])
 @pytest.mark.parametrize("place", ["shared-2", "shared-3"])
@@ -196,7 +196,7 @@ def test_many_schedules_under_sanitizers(sanitizer, seeds, place, suite):
         run(suite, place, 12, seed, sanitizer=sanitizer, threads=sanitizer == "thread", **SMALL)
 
 
-@pytest.mark.full
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(2, 12))
 @pytest.mark.parametrize(
     ("place", "suite"), [case for case in CASES if case[1] in [*LONG, "two_groups"]]

@@ -88,14 +88,14 @@ def test_every_kernel_comes_to_every_size(kernels, suite):
         check_suite(kernels(""), suite, SUITES[suite][1], seed)
 
 
-@pytest.mark.full
+@pytest.mark.sweep
 @pytest.mark.parametrize("seeds", [range(2, 102), range(102, 202)], ids=["2-101", "102-201"])
 def test_all_pairs_in_many_schedules(kernels, seeds):
     for seed in seeds:
         check_suite(kernels(""), "covering", SUITES["covering"][1], seed)
 
 
-@pytest.mark.full
+@pytest.mark.sweep
 @pytest.mark.parametrize("sanitizer, seeds", [("", 200), ("thread", 50), ("address", 20)])
 @pytest.mark.parametrize("suite", SUITES)
 def test_many_schedules(kernels, sanitizer, seeds, suite):
@@ -108,7 +108,7 @@ def test_many_schedules(kernels, sanitizer, seeds, suite):
         check_suite(run, suite, SUITES[suite][0], seed)
 
 
-@pytest.mark.full
+@pytest.mark.sweep
 @pytest.mark.parametrize("sanitizer", BUILDS)
 @pytest.mark.parametrize("suite", SUITES)
 def test_many_cases(kernels, sanitizer, suite):
