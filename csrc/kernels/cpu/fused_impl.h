@@ -67,6 +67,27 @@ PYCOLL_LOOP void multiply_values(T* x, uint32_t n, T factor) {
   for (uint32_t i = 0; i < n; ++i) x[i] = element::scaled(x[i], factor);
 }
 
+// Whole vectors of bfloat16, as multiply_lanes() does those of float16; returns how many elements
+// it did. The one NaN rounds to the one NaN without care of its own.
+template <bool kLook>
+PYCOLL_HD uint32_t multiply_upper_lanes(void* values, float* out, uint32_t n, float factor) {
+  typedef float Floats __attribute__((vector_size(kVectorBytes)));
+  typedef uint32_t Words __attribute__((vector_size(kVectorBytes)));
+  typedef uint16_t Uppers __attribute__((vector_size(kVectorBytes / 2)));
+  constexpr uint32_t kLanes = kVectorBytes / sizeof(float);
+  const Floats nan = Floats{} + element::kQuietNanOf<float>;
+  uint32_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const Words wide = __builtin_convertvector(load<Uppers>(values, i / kLanes), Words) << 16;
+    const Floats product = reinterpret_cast<Floats>(wide) * factor;
+    const Words bits = reinterpret_cast<Words>(product == product ? product : nan);
+    const Words upper = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    store<Uppers>(values, i / kLanes, __builtin_convertvector(upper, Uppers));
+    if constexpr (kLook) store<Words>(out, i / kLanes, upper << 16);
+  }
+  return i;
+}
+
 // The same of 16-bit floats; if kLook, products as they are stored also go to `out`, which has room
 // for n in any case. Loop after loop: compilers vectorise each, but not all of it as one.
 template <typename Value, bool kLook>
@@ -74,6 +95,8 @@ PYCOLL_LOOP void multiply_narrow(void* values, float* out, uint32_t n, float fac
   uint32_t done = 0;
   if constexpr (std::is_same_v<Value, Float16>) {
     done = static_cast<uint32_t>(element::multiply_lanes<kLook>(values, out, n, factor));
+  } else {
+    done = multiply_upper_lanes<kLook>(values, out, n, factor);
   }
   if (done == n) return;
   void* rest = static_cast<char*>(values) + done * sizeof(Value);
