@@ -61,6 +61,7 @@ def test_each_operation_is_its_ptx(nvcc, tmp_path):
                 f"atom.relaxed.{scope}.add.u{bits}",
                 f"atom.acq_rel.{scope}.add.u{bits}",
                 f"atom.relaxed.{scope}.or.b{bits}",
+                f"atom.relaxed.{scope}.max.u{bits}",
             ):
                 assert instruction in accesses, f"{instruction} is missing"
     assert not re.search(r"\b(membar|fence|volatile)\b", ptx)

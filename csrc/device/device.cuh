@@ -13,7 +13,8 @@
 //   store_release<Scope>(p, v), store_relaxed<Scope>(p, v)
 //       T* p, T an unsigned integer of 32 or 64 bits, p aligned to its size. Each is one access: a
 //       64-bit relaxed store may carry data and flag together, but orders nothing else.
-//   fetch_add_relaxed<Scope>(p, v), fetch_add_acq_rel<Scope>(p, v), fetch_or_relaxed<Scope>(p, v)
+//   fetch_add_relaxed<Scope>(p, v), fetch_add_acq_rel<Scope>(p, v), fetch_or_relaxed<Scope>(p, v),
+//   fetch_max_relaxed<Scope>(p, v)
 //       the same T; they return the value before
 //   spin_pause()
 //       once in every turn of a loop that waits for another thread

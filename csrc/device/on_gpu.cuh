@@ -39,6 +39,8 @@ namespace pycoll::device {
   PYCOLL_PTX_UPDATE(op, scope, ".add.u" #bits, constraint, p, value, result)
 #define PYCOLL_PTX_OR(op, scope, bits, constraint, p, value, result) \
   PYCOLL_PTX_UPDATE(op, scope, ".or.b" #bits, constraint, p, value, result)
+#define PYCOLL_PTX_MAX(op, scope, bits, constraint, p, value, result) \
+  PYCOLL_PTX_UPDATE(op, scope, ".max.u" #bits, constraint, p, value, result)
 
 template <Scope S, class T>
 PYCOLL_DEVICE T load_acquire(T* p) {
@@ -85,11 +87,19 @@ PYCOLL_DEVICE T fetch_or_relaxed(T* p, std::type_identity_t<T> value) {
   return result;
 }
 
+template <Scope S, class T>
+PYCOLL_DEVICE T fetch_max_relaxed(T* p, std::type_identity_t<T> value) {
+  T result;
+  PYCOLL_BY_SIZE_AND_SCOPE(PYCOLL_PTX_MAX, S, T, "relaxed", p, value, result)
+  return result;
+}
+
 #undef PYCOLL_PTX_LOAD
 #undef PYCOLL_PTX_STORE
 #undef PYCOLL_PTX_UPDATE
 #undef PYCOLL_PTX_ADD
 #undef PYCOLL_PTX_OR
+#undef PYCOLL_PTX_MAX
 #undef PYCOLL_BY_SIZE_AND_SCOPE
 
 // Long enough that polling leaves the memory system alone, short beside a trip over NVLink.

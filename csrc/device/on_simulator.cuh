@@ -152,6 +152,16 @@ T fetch_or_relaxed(T* p, std::type_identity_t<T> value, Caller caller = Caller::
   return __atomic_fetch_or(p, value, __ATOMIC_RELAXED);
 }
 
+template <Scope S, class T>
+T fetch_max_relaxed(T* p, std::type_identity_t<T> value, Caller caller = Caller::here()) {
+  sim::AtomicAccess access({p, sizeof(T), S, sim::Access::update_relaxed, caller});
+  T before = __atomic_load_n(p, __ATOMIC_RELAXED);
+  while (before < value && !__atomic_compare_exchange_n(p, &before, value, true, __ATOMIC_RELAXED,
+                                                        __ATOMIC_RELAXED)) {
+  }
+  return before;
+}
+
 // Any type may be looked at through it.
 using SixteenBytes = unsigned __attribute__((vector_size(16), may_alias));
 

@@ -43,13 +43,17 @@ void check_codec(const Codec& codec) {
   }
 }
 
-uint64_t code_bytes(const Codec& codec, uint64_t n) {
-  if (n == 0) return 0;
+uint64_t codes_at(const Codec& codec, uint64_t n) {
   const CodecTraits& traits = traits_of(codec.kind);
   const uint64_t blocks = (n + codec.block - 1) / codec.block;
-  const uint64_t scales = blocks * static_cast<uint64_t>(traits.scales) * sizeof(float);
   const uint64_t exponent = codec.kind == CodecKind::fp16 ? kAlign : 0;
-  return exponent + round_up(scales) + round_up((n * static_cast<uint64_t>(traits.bits) + 7) / 8);
+  return exponent + round_up(blocks * static_cast<uint64_t>(traits.scales) * sizeof(float));
+}
+
+uint64_t code_bytes(const Codec& codec, uint64_t n) {
+  if (n == 0) return 0;
+  const auto bits = static_cast<uint64_t>(traits_of(codec.kind).bits);
+  return codes_at(codec, n) + round_up((n * bits + 7) / 8);
 }
 
 bool can_encode(DType dtype) {

@@ -67,6 +67,9 @@ void check_codec(const Codec& codec);
 // Bytes of the code of n values: bits of the table and at most 47 more.
 uint64_t code_bytes(const Codec& codec, uint64_t n);
 
+// Where the codes begin in it, behind the exponent or the scales.
+uint64_t codes_at(const Codec& codec, uint64_t n);
+
 // Of stochastic rounding: value i has the random number of index first + i, so that a replay gives
 // the same codes, however the vector is cut. Different ranks, steps and tensors (by `seed`) have
 // independent numbers.

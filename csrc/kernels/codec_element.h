@@ -41,6 +41,14 @@ PYCOLL_HD int32_t clamp(int32_t x, int32_t low, int32_t high) {
   return x > high ? high : x;
 }
 
+// What is encoded where there is error feedback. Hardware differs in the NaN that it makes: one of
+// `value` is kept, any other is the quiet one.
+PYCOLL_HD float with_residual(float value, float residual) {
+  const float sum = value + residual;
+  const float nan = value == value ? kQuietNan : value;
+  return sum == sum ? sum : nan;
+}
+
 // What is known of a block before its scales are.
 struct BlockFacts {
   uint32_t count;
@@ -213,6 +221,17 @@ PYCOLL_HD int32_t half_exponent(uint32_t largest_magnitude) {
 // 2^exponent, |exponent| <= 126.
 PYCOLL_HD float power_of_two(int32_t exponent) {
   return bits_as<float>(static_cast<uint32_t>(exponent + 127) << 23);
+}
+
+// What a value of the code is multiplied by. Whatever comes in place of a code decodes as something.
+PYCOLL_HD float half_factor(int32_t exponent) {
+  return power_of_two(clamp(exponent, 0, 126));
+}
+
+// x * factor; a NaN is kept, bits and all.
+PYCOLL_HD float scaled(float x, float factor) {
+  const float product = x * factor;
+  return x == x ? product : x;
 }
 
 // x * factor; a finite x gives a finite product.

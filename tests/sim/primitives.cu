@@ -17,7 +17,7 @@ PYCOLL_DEVICE void every_access(T* p) {
   store_relaxed<S>(p + 2, a + b);
   store_release<S>(p + 3, a + 1);
   p[4] = fetch_add_relaxed<S>(p + 5, a) + fetch_add_acq_rel<S>(p + 6, b) +
-         fetch_or_relaxed<S>(p + 7, a);
+         fetch_or_relaxed<S>(p + 7, a) + fetch_max_relaxed<S>(p + 7, b);
 }
 
 __global__ void __launch_bounds__(256) accesses(uint32_t* words, uint64_t* longs) {

@@ -13,7 +13,12 @@ static_assert(kTile % element::kRandomGroup == 0 && kTileRoom % kMostBlock == 0)
 
 PYCOLL_LOOP void add_residual(float* x, const float* residual, uint32_t n) {
   PYCOLL_INDEPENDENT
-  for (uint32_t i = 0; i < n; ++i) x[i] = x[i] + residual[i];
+  for (uint32_t i = 0; i < n; ++i) x[i] = element::with_residual(x[i], residual[i]);
+}
+
+PYCOLL_LOOP void add(float* sum, const float* x, uint32_t n) {
+  PYCOLL_INDEPENDENT
+  for (uint32_t i = 0; i < n; ++i) sum[i] = sum[i] + x[i];
 }
 
 // The values of a tile in float32: where they are, or in `room`.
@@ -79,7 +84,7 @@ struct CodeLayout {
     block = codec.block;
     bits = static_cast<uint32_t>(traits.bits);
     scale_bytes = static_cast<uint32_t>(traits.scales) * 4;
-    codes = round_up((n + block - 1) / block * scale_bytes);
+    codes = codes_at(codec, n);
   }
   size_t scale_at(size_t value) const { return value / block * scale_bytes; }
   size_t code_at(size_t value) const { return codes + value * bits / 8; }
@@ -161,7 +166,7 @@ PYCOLL_LOOP uint32_t largest_finite(const float* x, uint32_t n, uint32_t largest
 
 PYCOLL_LOOP void multiply(float* x, uint32_t n, float factor) {
   PYCOLL_INDEPENDENT
-  for (uint32_t i = 0; i < n; ++i) x[i] = x[i] * factor;
+  for (uint32_t i = 0; i < n; ++i) x[i] = element::scaled(x[i], factor);
 }
 
 // Values that are not finite leave their residual as it is.
@@ -240,21 +245,16 @@ void encode_half(const EncodeRequest& request) {
   store<int32_t>(request.code, 0, exponent);
 }
 
-// Whatever comes in place of a code decodes as something.
-float half_factor(const std::byte* code) {
-  return element::power_of_two(element::clamp(load<int32_t>(code, 0), 0, 126));
-}
-
 template <typename Narrow>
 void decode_narrow(const DecodeRequest& request, size_t first, uint32_t n, float* out) {
   constexpr bool kHalf = std::is_same_v<Narrow, Float16>;
   Tile term;
   for (size_t k = 0; k < request.code_count; ++k) {
     const std::byte* code = request.codes[k];
-    const float factor = kHalf ? half_factor(code) : 1;
+    const float factor = kHalf ? element::half_factor(load<int32_t>(code, 0)) : 1;
     decode_narrow_tile<Narrow>(code + (kHalf ? kExponentBytes : 0), first, n, factor,
                                k == 0 ? out : term.value);
-    if (k > 0) add_residual(out, term.value, n);
+    if (k > 0) add(out, term.value, n);
   }
 }
 

@@ -19,6 +19,7 @@
 #include <cuda_runtime_api.h>
 
 #include "core/dtype.h"
+#include "kernels/codec.h"
 #include "kernels/cuda/layout.h"
 #include "kernels/cuda/program_image.h"
 
@@ -208,5 +209,45 @@ struct ScaleCall {
   double factor = 1.0;
 };
 cudaError_t scale(const ScaleCall& call, cudaStream_t stream);
+
+// ---- Codecs: the codes and values of kernels/codec.h to the byte. Several vectors a call, since a
+// collective has one for each peer. Codes are aligned to 16 bytes, as those are that lie one after
+// the other in memory that is; values and residuals to their elements. ----
+
+constexpr int kMaxVectors = 2 * kMaxRanks;
+
+struct EncodeManyCall {
+  struct Vector {
+    const void* values = nullptr;
+    uint64_t count = 0;
+    std::byte* code = nullptr;  // code_bytes(codec, count)
+    float* residual = nullptr;  // as in EncodeRequest
+    uint64_t first = 0;         // added to key.first
+  };
+  Codec codec;
+  RandomKey key;
+  DType dtype = DType::float32;
+  int32_t vectors = 0;  // 0 to kMaxVectors
+  Vector vector[kMaxVectors] = {};
+};
+cudaError_t encode_many(const EncodeManyCall& call, cudaStream_t stream);
+
+// Vector v has the codes code[v * codes], code[v * codes + 1], ..., which are summed in that order.
+constexpr int kMaxCodes = 4 * kMaxRanks;
+
+struct DecodeManyCall {
+  struct Vector {
+    void* values = nullptr;
+    uint64_t count = 0;
+  };
+  Codec codec;
+  DType dtype = DType::float32;
+  float divisor = 1;
+  int32_t vectors = 0;  // 0 to kMaxVectors
+  int32_t codes = 1;    // of a vector; in all kMaxCodes at most
+  Vector vector[kMaxVectors] = {};
+  const std::byte* code[kMaxCodes] = {};
+};
+cudaError_t decode_many(const DecodeManyCall& call, cudaStream_t stream);
 
 }  // namespace pycoll::cuda

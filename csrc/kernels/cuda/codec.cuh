@@ -1,0 +1,624 @@
+// Kernels of the codecs of kernels/codec.h. The maths is that of the CPU (codec_element.h,
+// random_numbers.h, float_formats.h), and so is the order of sums, so codes and values are the
+// CPU's to the byte (nvcc -fmad=false, no fast math).
+//
+// A thread has a *unit*: eight values, a whole number of bytes of any code, in registers from their
+// load to their code. A block of threads has a tile of whole codec blocks, or one codec block that
+// is shorter; up to 256 values of a codec block are a part of one warp's. Units and values beyond
+// the end of a vector are zeros, which changes no largest magnitude and no sum.
+#pragma once
+
+#include "kernels/codec_element.h"
+#include "kernels/cuda/executor_arguments.h"
+#include "kernels/cuda/loops.cuh"
+#include "kernels/random_numbers.h"
+
+namespace pycoll::cuda {
+
+constexpr uint32_t kUnit = 8;
+constexpr uint32_t kWarp = 32;
+constexpr uint32_t kWarpValues = kWarp * kUnit;
+constexpr uint32_t kAllLanes = 0xffffffffu;
+
+// How vectors are cut: vector v has the tiles [first_tile[v], first_tile[v + 1]).
+struct Tiles {
+  uint64_t first_tile[kMaxVectors + 1];
+  uint64_t codes_at[kMaxVectors];  // of a code, as kernels/codec.h has it
+  uint32_t block_bits;             // of the codec's block, which is 2^block_bits values
+};
+
+struct EncodeArguments {
+  EncodeManyCall call;
+  Tiles tiles;
+};
+struct DecodeArguments {
+  DecodeManyCall call;
+  Tiles tiles;
+};
+
+// The unit of this thread in a tile.
+struct Unit {
+  int32_t vector;
+  uint64_t index;   // in the vector
+  uint32_t values;  // that it has, 0 to kUnit
+
+  uint64_t PYCOLL_DEVICE first() const { return index * kUnit; }
+};
+
+template <class Call>
+PYCOLL_DEVICE Unit unit_of(const Call& call, const Tiles& tiles, uint64_t tile) {
+  int32_t v = 0;
+  while (tile >= tiles.first_tile[v + 1]) ++v;
+  const uint64_t index = (tile - tiles.first_tile[v]) * blockDim.x + threadIdx.x;
+  const uint64_t first = index * kUnit, count = call.vector[v].count;
+  const uint64_t rest = count > first ? count - first : 0;
+  return {v, index, rest < kUnit ? static_cast<uint32_t>(rest) : kUnit};
+}
+
+PYCOLL_DEVICE uint64_t units_of(uint64_t values) {
+  return (values + kUnit - 1) / kUnit;
+}
+
+// ---- Values of a unit: 16 bytes at a time where they are all there and aligned. ----
+
+template <class T>
+PYCOLL_DEVICE void load_unit(const T* from, uint32_t n, T (&x)[kUnit]) {
+  constexpr int kLength = device::Pack<T>::kLength;
+  if (n == kUnit && device::is_aligned16(from)) {
+#pragma unroll
+    for (int part = 0; part < static_cast<int>(kUnit) / kLength; ++part) {
+      const auto pack = device::load_pack(from + part * kLength);
+#pragma unroll
+      for (int k = 0; k < kLength; ++k) x[part * kLength + k] = pack.v[k];
+    }
+    return;
+  }
+#pragma unroll
+  for (uint32_t k = 0; k < kUnit; ++k) x[k] = k < n ? from[k] : T{};
+}
+
+template <class T>
+PYCOLL_DEVICE void store_unit(T* to, uint32_t n, const T (&x)[kUnit]) {
+  constexpr int kLength = device::Pack<T>::kLength;
+  if (n == kUnit && device::is_aligned16(to)) {
+#pragma unroll
+    for (int part = 0; part < static_cast<int>(kUnit) / kLength; ++part) {
+      device::Pack<T> pack;
+#pragma unroll
+      for (int k = 0; k < kLength; ++k) pack.v[k] = x[part * kLength + k];
+      device::store_pack(to + part * kLength, pack);
+    }
+    return;
+  }
+#pragma unroll
+  for (uint32_t k = 0; k < kUnit; ++k) {
+    if (k < n) to[k] = x[k];
+  }
+}
+
+PYCOLL_DEVICE void load_values(DType dtype, const void* values, const Unit& unit,
+                               float (&x)[kUnit]) {
+  if (dtype == DType::float32) {
+    return load_unit(static_cast<const float*>(values) + unit.first(), unit.values, x);
+  }
+  uint16_t bits[kUnit];
+  load_unit(static_cast<const uint16_t*>(values) + unit.first(), unit.values, bits);
+#pragma unroll
+  for (uint32_t k = 0; k < kUnit; ++k) {
+    x[k] = dtype == DType::float16 ? element::to_float32(element::Float16{bits[k]})
+                                   : element::to_float32(element::BFloat16{bits[k]});
+  }
+}
+
+PYCOLL_DEVICE void store_values(DType dtype, void* values, const Unit& unit,
+                                const float (&x)[kUnit]) {
+  if (dtype == DType::float32) {
+    return store_unit(static_cast<float*>(values) + unit.first(), unit.values, x);
+  }
+  uint16_t bits[kUnit];
+#pragma unroll
+  for (uint32_t k = 0; k < kUnit; ++k) {
+    bits[k] = dtype == DType::float16 ? element::round_to<element::Float16>(x[k]).bits
+                                      : element::round_to<element::BFloat16>(x[k]).bits;
+  }
+  store_unit(static_cast<uint16_t*>(values) + unit.first(), unit.values, bits);
+}
+
+// The values of a vector to be encoded: with what its residual has kept.
+PYCOLL_DEVICE void load_input(const EncodeManyCall& call, const Unit& unit, float (&x)[kUnit]) {
+  const EncodeManyCall::Vector& vector = call.vector[unit.vector];
+  load_values(call.dtype, vector.values, unit, x);
+  if (vector.residual == nullptr) return;
+  float residual[kUnit];
+  load_unit(vector.residual + unit.first(), unit.values, residual);
+#pragma unroll
+  for (uint32_t k = 0; k < kUnit; ++k) x[k] = element::with_residual(x[k], residual[k]);
+}
+
+// ---- Codes of a unit. ----
+
+template <int kBits>
+struct PackedOf;
+template <>
+struct PackedOf<1> {
+  using Type = uint8_t;
+};
+template <>
+struct PackedOf<2> {
+  using Type = uint16_t;
+};
+template <>
+struct PackedOf<4> {
+  using Type = uint32_t;
+};
+template <>
+struct PackedOf<8> {
+  using Type = uint64_t;
+};
+// Codes of a unit, the first in the lowest bits.
+template <int kBits>
+using Packed = typename PackedOf<kBits>::Type;
+
+template <int kBits>
+PYCOLL_DEVICE uint32_t code_in(Packed<kBits> packed, uint32_t k) {
+  return static_cast<uint32_t>(packed >> (k * kBits)) & ((1u << kBits) - 1);
+}
+
+PYCOLL_DEVICE void clear(std::byte* code, uint64_t from, uint64_t to) {
+  for (uint64_t i = from; i < to; ++i) code[i] = std::byte{0};
+}
+PYCOLL_DEVICE uint64_t round_up16(uint64_t bytes) {
+  return (bytes + 15) & ~uint64_t{15};
+}
+
+// ---- Codec blocks of a tile: what their threads find out together. All threads of the block of
+// threads come to each of these. ----
+
+class BlockTeam {
+ public:
+  // `room`: a float for each value of the tile.
+  PYCOLL_DEVICE BlockTeam(uint32_t block_bits, float* room)
+      : block_(1u << block_bits), room_(room), lane_(threadIdx.x % kWarp) {}
+
+  // The largest of each word over the codec block that this thread is in.
+  template <int kWords>
+  PYCOLL_DEVICE void most(int32_t (&word)[kWords]) {
+    const uint32_t lanes = block_ < kWarpValues ? block_ / kUnit : kWarp;
+    for (uint32_t by = lanes / 2; by > 0; by /= 2) take_most(word, static_cast<int>(by));
+    if (block_ > kWarpValues) most_of_warps(word);
+  }
+
+  // The sum of term(x[k]) in the order of codec_element.h.
+  template <class Term>
+  PYCOLL_DEVICE float sum(const float (&x)[kUnit], const Term& term) {
+    float terms[kUnit];
+#pragma unroll
+    for (uint32_t k = 0; k < kUnit; ++k) terms[k] = term(x[k]);
+    store_unit(room_ + threadIdx.x * kUnit, kUnit, terms);
+    PYCOLL_SHARED(float, sums, kMaxThreads* kUnit / kLeastBlock);
+    const bool within_warp = block_ <= kWarpValues;
+    sync(within_warp);
+    const uint32_t first = within_warp ? (threadIdx.x - lane_) * kUnit : 0;
+    add_up(first, within_warp ? Team{lane_, kWarp} : block_team(), sums);
+    sync(within_warp);
+    return sums[threadIdx.x * kUnit / block_];
+  }
+
+  // Numbers of the values of this thread, of which a warp's first has index `warp_first`.
+  PYCOLL_DEVICE void numbers(const element::RandomStream& stream, uint64_t warp_first,
+                             float (&u)[kUnit]) const {
+    if (warp_first % element::kRandomGroup != 0) {
+      for (uint32_t k = 0; k < kUnit; ++k) {
+        u[k] = element::uniform_at(stream, warp_first + lane_ * kUnit + k);
+      }
+      return;
+    }
+    float* const room = room_ + (threadIdx.x - lane_) * kUnit;
+    __syncwarp();  // others may still read there
+    fill_groups(stream, warp_first / element::kRandomGroup, room);
+    __syncwarp();
+    load_unit(room + lane_ * kUnit, kUnit, u);
+  }
+
+ private:
+  PYCOLL_DEVICE static void sync(bool within_warp) {
+    if (within_warp) {
+      __syncwarp();
+    } else {
+      __syncthreads();
+    }
+  }
+
+  template <int kWords>
+  PYCOLL_DEVICE static void take_most(int32_t (&word)[kWords], int with) {
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      const int32_t other = __shfl_xor_sync(kAllLanes, word[w], with);
+      word[w] = other > word[w] ? other : word[w];
+    }
+  }
+
+  // Two arrays by turns: when one is written again, the barrier of the other has been since.
+  template <int kWords>
+  PYCOLL_DEVICE void most_of_warps(int32_t (&word)[kWords]) {
+    constexpr uint32_t kWarps = kMaxThreads / kWarp;
+    PYCOLL_SHARED(int32_t, of_warp, 2 * kWarps * kWords);
+    int32_t* const found = of_warp + (odd_ ? kWarps * kWords : 0);
+    odd_ = !odd_;
+    const uint32_t warp = threadIdx.x / kWarp;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      if (lane_ == 0) found[warp * kWords + w] = word[w];
+    }
+    __syncthreads();
+    const uint32_t warps = block_ / kWarpValues, begin = warp / warps * warps;
+    for (uint32_t i = begin; i < begin + warps && i < blockDim.x / kWarp; ++i) {
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        const int32_t other = found[i * kWords + w];
+        word[w] = other > word[w] ? other : word[w];
+      }
+    }
+  }
+
+  // Sums of the codec blocks of `team`, whose terms are in the room from `first` on: sixteen
+  // threads a block, each with every sixteenth term.
+  PYCOLL_DEVICE void add_up(uint32_t first, const Team& team, float* sums) const {
+    constexpr uint32_t kLanes = element::kSumLanes;
+    const auto threads = static_cast<uint32_t>(team.size);
+    const uint32_t values = threads * kUnit;
+    const uint32_t length = block_ < values ? block_ : values;
+    const uint32_t chains = values / length * kLanes;
+    // Whole warps, since they shuffle.
+    for (auto c = static_cast<uint32_t>(team.index); c - lane_ < chains; c += threads) {
+      const uint32_t begin = first + c / kLanes * length, lane = c % kLanes;
+      float sum = 0;
+      if (c < chains) {
+        for (uint32_t i = lane; i < length; i += kLanes) sum += room_[begin + i];
+      }
+      for (uint32_t half = kLanes / 2; half > 0; half /= 2) {
+        sum += __shfl_down_sync(kAllLanes, sum, half, kLanes);
+      }
+      if (lane == 0 && c < chains) sums[begin / block_] = sum;
+    }
+  }
+
+  // The four groups of numbers of a warp's values: sixteen threads have a group's counters.
+  PYCOLL_DEVICE void fill_groups(const element::RandomStream& stream, uint64_t group,
+                                 float* room) const {
+    constexpr uint32_t kLanes = element::kRandomLanes, kGroup = element::kRandomGroup;
+    for (uint32_t g = lane_ / kLanes; g < kWarpValues / kGroup; g += kWarp / kLanes) {
+      const uint32_t lane = lane_ % kLanes;
+      const element::Words4 words = element::random_words(stream, (group + g) * kLanes + lane);
+#pragma unroll
+      for (uint32_t w = 0; w < 4; ++w) {
+        room[g * kGroup + w * kLanes + lane] = element::uniform(words.word[w]);
+      }
+    }
+  }
+
+  uint32_t block_;
+  float* room_;
+  uint32_t lane_;
+  bool odd_ = false;
+};
+
+// ---- Encoding of blocks. ----
+
+template <class C, bool kRandom>
+class BlockEncoder {
+ public:
+  PYCOLL_DEVICE BlockEncoder(const EncodeArguments& in, float* room)
+      : call_(in.call), tiles_(in.tiles), team_(in.tiles.block_bits, room) {}
+
+  PYCOLL_DEVICE void run(uint64_t tile) {
+    const Unit unit = unit_of(call_, tiles_, tile);
+    float x[kUnit];
+    load_input(call_, unit, x);
+    BlockFacts facts{};
+    const element::BlockClass which = find_facts(unit, x, facts);
+    element::Scales scales{};
+    if (which == element::BlockClass::finite) scales = C::scales_of(facts);
+    if (which == element::BlockClass::not_finite) scales = {element::kQuietNan, element::kQuietNan};
+    float u[kUnit];
+    if constexpr (kRandom) find_numbers(unit, u);
+    if (unit.values == 0) return;
+    const Packed<C::bits> packed =
+        which == element::BlockClass::finite ? pack(x, u, unit.values, scales) : 0;
+    store(unit, packed, scales);
+    const bool keeps = call_.vector[unit.vector].residual != nullptr;
+    if (keeps && which != element::BlockClass::not_finite) keep(unit, x, packed, scales);
+  }
+
+ private:
+  using BlockFacts = element::BlockFacts;
+
+  // Values of this unit's block, of which the last may have fewer.
+  PYCOLL_DEVICE uint32_t values_of_block(const Unit& unit) const {
+    const uint64_t block = uint64_t{1} << tiles_.block_bits;
+    const uint64_t first = unit.first() & ~(block - 1), count = call_.vector[unit.vector].count;
+    const uint64_t rest = count > first ? count - first : 1;
+    return static_cast<uint32_t>(rest < block ? rest : block);
+  }
+
+  PYCOLL_DEVICE element::BlockClass find_facts(const Unit& unit, const float (&x)[kUnit],
+                                               BlockFacts& facts) {
+    uint32_t magnitude = 0;
+    if constexpr (C::scales == 2) {
+      find_range(unit, x, facts);
+      const uint32_t least = element::magnitude_bits(facts.least);
+      const uint32_t most = element::magnitude_bits(facts.most);
+      magnitude = least > most ? least : most;
+    } else {
+      int32_t largest[1] = {0};
+#pragma unroll
+      for (uint32_t k = 0; k < kUnit; ++k) {
+        const auto bits = static_cast<int32_t>(element::magnitude_bits(x[k]));
+        largest[0] = bits > largest[0] ? bits : largest[0];
+      }
+      team_.most(largest);
+      magnitude = static_cast<uint32_t>(largest[0]);
+    }
+    const float largest = facts.largest = element::bits_as<float>(magnitude);
+    facts.count = values_of_block(unit);
+    if constexpr (C::bits == 1) {
+      facts.mean = element::mean_of(team_.sum(x, element::mean_term), facts.count);
+    }
+    if constexpr (C::bits == 2) {
+      const auto term = [largest](float v) { return element::square_term(v, largest); };
+      facts.mean_square =
+          team_.sum(x, term) / static_cast<float>(static_cast<int32_t>(facts.count));
+    }
+    return element::class_of(magnitude);
+  }
+
+  // The greatest key, and the greatest of the keys' complements. NaN have the keys at the ends.
+  PYCOLL_DEVICE void find_range(const Unit& unit, const float (&x)[kUnit], BlockFacts& facts) {
+    int32_t ends[2] = {INT32_MIN, INT32_MIN};
+#pragma unroll
+    for (uint32_t k = 0; k < kUnit; ++k) {
+      const int32_t key = element::order_key(element::bits_as<int32_t>(x[k]));
+      if (k >= unit.values) continue;
+      ends[0] = key > ends[0] ? key : ends[0];
+      ends[1] = ~key > ends[1] ? ~key : ends[1];
+    }
+    team_.most(ends);
+    facts.most = element::bits_as<float>(element::order_key(ends[0]));
+    facts.least = element::bits_as<float>(element::order_key(~ends[1]));
+  }
+
+  PYCOLL_DEVICE void find_numbers(const Unit& unit, float (&u)[kUnit]) const {
+    const RandomKey& key = call_.key;
+    const uint64_t warp_first = (unit.index - threadIdx.x % kWarp) * kUnit;
+    const uint64_t index = key.first + call_.vector[unit.vector].first + warp_first;
+    team_.numbers({key.seed, key.step, key.rank}, index, u);
+  }
+
+  PYCOLL_DEVICE Packed<C::bits> pack(const float (&x)[kUnit], const float (&u)[kUnit], uint32_t n,
+                                     const element::Scales& scales) const {
+    Packed<C::bits> packed = 0;
+#pragma unroll
+    for (uint32_t k = 0; k < kUnit; ++k) {
+      uint32_t code;
+      if constexpr (kRandom) {
+        code = C::encode(x[k], scales, u[k]);
+      } else {
+        code = C::encode(x[k], scales);
+      }
+      code = k < n ? code : 0;
+      packed = static_cast<Packed<C::bits>>(
+          packed | Packed<C::bits>{static_cast<Packed<C::bits>>(code)} << (k * C::bits));
+    }
+    return packed;
+  }
+
+  // Codes, and the scales and the zeros behind them where they are this thread's to write.
+  PYCOLL_DEVICE void store(const Unit& unit, Packed<C::bits> packed,
+                           const element::Scales& scales) const {
+    const EncodeManyCall::Vector& vector = call_.vector[unit.vector];
+    const uint64_t codes_at = tiles_.codes_at[unit.vector], units = units_of(vector.count);
+    std::byte* const codes = vector.code + codes_at;
+    reinterpret_cast<Packed<C::bits>*>(codes)[unit.index] = packed;
+    if (unit.index == units - 1) clear(codes, units * C::bits, round_up16(units * C::bits));
+    const uint32_t unit_bits = tiles_.block_bits - 3;
+    if ((unit.index & ((uint64_t{1} << unit_bits) - 1)) != 0) return;
+    const uint64_t block = unit.index >> unit_bits, last = (units - 1) >> unit_bits;
+    auto* const to = reinterpret_cast<float*>(vector.code) + block * C::scales;
+    to[0] = scales.first;
+    if constexpr (C::scales == 2) to[1] = scales.second;
+    if (block == last) clear(vector.code, (last + 1) * C::scales * sizeof(float), codes_at);
+  }
+
+  PYCOLL_DEVICE void keep(const Unit& unit, const float (&x)[kUnit], Packed<C::bits> packed,
+                          const element::Scales& scales) const {
+    float missing[kUnit];
+#pragma unroll
+    for (uint32_t k = 0; k < kUnit; ++k) {
+      missing[k] = x[k] - C::decode(code_in<C::bits>(packed, k), scales);
+    }
+    store_unit(call_.vector[unit.vector].residual + unit.first(), unit.values, missing);
+  }
+
+  const EncodeManyCall& call_;
+  const Tiles& tiles_;
+  BlockTeam team_;
+};
+
+template <class C, bool kRandom>
+__global__ void __launch_bounds__(kMaxThreads, 2)
+    encode_blocks_kernel(PYCOLL_GRID_CONSTANT EncodeArguments in) {
+  PYCOLL_DYNAMIC_SHARED(float, room);
+  BlockEncoder<C, kRandom> encoder(in, room);
+  const uint64_t tiles = in.tiles.first_tile[in.call.vectors];
+  for (uint64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) encoder.run(tile);
+}
+
+// ---- Encoding of fp16 and bf16. ----
+
+// What a kernel does for fp16, whose exponent is known when all values have been looked at: the
+// first encodes as if it were 0, and looks, which with a residual is all that it does; the second
+// encodes again where that was wrong. The exponent in the code is the greatest that any warp needs.
+enum class Pass : int32_t { only, first, second };
+
+template <class Narrow>
+class NarrowEncoder {
+ public:
+  PYCOLL_DEVICE NarrowEncoder(const EncodeArguments& in, Pass pass)
+      : call_(in.call), tiles_(in.tiles), pass_(pass) {}
+
+  PYCOLL_DEVICE void run(uint64_t tile) const {
+    const Unit unit = unit_of(call_, tiles_, tile);
+    const EncodeManyCall::Vector& vector = call_.vector[unit.vector];
+    const bool keeps = vector.residual != nullptr;
+    int32_t exponent = 0;
+    if (pass_ == Pass::second) {
+      exponent = *reinterpret_cast<const int32_t*>(vector.code);
+      if (exponent == 0 && !keeps) return;
+    }
+    float x[kUnit];
+    load_input(call_, unit, x);
+    if (pass_ == Pass::first) look(x, vector.code);
+    if (unit.values == 0 || (pass_ == Pass::first && keeps)) return;
+    encode(unit, x, exponent);
+  }
+
+ private:
+  PYCOLL_DEVICE static void look(const float (&x)[kUnit], std::byte* code) {
+    int32_t exponent = 0;
+#pragma unroll
+    for (uint32_t k = 0; k < kUnit; ++k) {
+      const uint32_t magnitude = element::magnitude_bits(x[k]);
+      const int32_t own = magnitude < element::kNotFinite ? element::half_exponent(magnitude) : 0;
+      exponent = own > exponent ? own : exponent;
+    }
+    for (int by = kWarp / 2; by > 0; by /= 2) {
+      const int32_t other = __shfl_xor_sync(kAllLanes, exponent, by);
+      exponent = other > exponent ? other : exponent;
+    }
+    if (exponent == 0 || threadIdx.x % kWarp != 0) return;
+    using device::Scope;
+    device::fetch_max_relaxed<Scope::device>(reinterpret_cast<uint32_t*>(code),
+                                             static_cast<uint32_t>(exponent));
+  }
+
+  PYCOLL_DEVICE void encode(const Unit& unit, const float (&x)[kUnit], int32_t exponent) const {
+    const EncodeManyCall::Vector& vector = call_.vector[unit.vector];
+    const float down = element::power_of_two(-exponent), up = element::power_of_two(exponent);
+    uint16_t bits[kUnit];
+    float missing[kUnit];
+#pragma unroll
+    for (uint32_t k = 0; k < kUnit; ++k) {
+      const auto narrow = element::round_to<Narrow>(element::scaled(x[k], down));
+      bits[k] = k < unit.values ? narrow.bits : 0;
+      const float decoded = element::product_within(element::to_float32(narrow), up);
+      missing[k] = x[k] - decoded;
+    }
+    auto* const codes = reinterpret_cast<uint16_t*>(vector.code + tiles_.codes_at[unit.vector]);
+    // The zeros behind the last are a part of the code.
+    store_unit(codes + unit.first(), kUnit, bits);
+    if (vector.residual != nullptr) keep(unit, bits, missing);
+  }
+
+  // Of values that are not finite the residual stays as it is.
+  PYCOLL_DEVICE void keep(const Unit& unit, const uint16_t (&bits)[kUnit],
+                          float (&missing)[kUnit]) const {
+    float* const residual = call_.vector[unit.vector].residual + unit.first();
+    float before[kUnit];
+    load_unit(residual, unit.values, before);
+#pragma unroll
+    for (uint32_t k = 0; k < kUnit; ++k) {
+      const float value = element::to_float32(Narrow{bits[k]});
+      const bool finite = element::magnitude_bits(value) < element::kNotFinite;
+      missing[k] = finite ? missing[k] : before[k];
+    }
+    store_unit(residual, unit.values, missing);
+  }
+
+  const EncodeManyCall& call_;
+  const Tiles& tiles_;
+  Pass pass_;
+};
+
+template <class Narrow>
+__global__ void __launch_bounds__(kMaxThreads, 2)
+    encode_narrow_kernel(PYCOLL_GRID_CONSTANT EncodeArguments in, Pass pass) {
+  const NarrowEncoder<Narrow> encoder(in, pass);
+  const uint64_t tiles = in.tiles.first_tile[in.call.vectors];
+  for (uint64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) encoder.run(tile);
+}
+
+// The exponents of fp16 begin as 0. One block; vectors have a thread each.
+__global__ void __launch_bounds__(kMaxThreads, 1)
+    clear_exponents_kernel(PYCOLL_GRID_CONSTANT EncodeArguments in) {
+  const auto v = static_cast<int32_t>(threadIdx.x);
+  if (v >= in.call.vectors || in.call.vector[v].count == 0) return;
+  device::store_pack(reinterpret_cast<uint32_t*>(in.call.vector[v].code), device::Pack<uint32_t>{});
+}
+
+// ---- Decoding. ----
+
+// The values of one unit of a code, of each codec.
+template <class C>
+struct BlockDecoder {
+  // Whole units can be read: codes are padded.
+  static PYCOLL_DEVICE void decode(const std::byte* code, uint64_t codes_at, uint32_t block_bits,
+                                   uint64_t unit, float (&x)[kUnit]) {
+    const auto* scale =
+        reinterpret_cast<const float*>(code) + (unit >> (block_bits - 3)) * C::scales;
+    element::Scales scales{scale[0], 0};
+    if constexpr (C::scales == 2) scales.second = scale[1];
+    const auto packed = reinterpret_cast<const Packed<C::bits>*>(code + codes_at)[unit];
+#pragma unroll
+    for (uint32_t k = 0; k < kUnit; ++k) x[k] = C::decode(code_in<C::bits>(packed, k), scales);
+  }
+};
+
+template <class Narrow>
+struct NarrowDecoder {
+  static PYCOLL_DEVICE void decode(const std::byte* code, uint64_t codes_at, uint32_t,
+                                   uint64_t unit, float (&x)[kUnit]) {
+    float factor = 1;
+    if constexpr (std::is_same_v<Narrow, element::Float16>) {
+      factor = element::half_factor(*reinterpret_cast<const int32_t*>(code));
+    }
+    uint16_t bits[kUnit];
+    load_unit(reinterpret_cast<const uint16_t*>(code + codes_at) + unit * kUnit, kUnit, bits);
+#pragma unroll
+    for (uint32_t k = 0; k < kUnit; ++k) {
+      x[k] = element::product_within(element::to_float32(Narrow{bits[k]}), factor);
+    }
+  }
+};
+
+template <class Decoder>
+PYCOLL_DEVICE void decode_tile(const DecodeArguments& in, uint64_t tile) {
+  const DecodeManyCall& call = in.call;
+  const Unit unit = unit_of(call, in.tiles, tile);
+  if (unit.values == 0) return;
+  const uint64_t codes_at = in.tiles.codes_at[unit.vector];
+  const std::byte* const* const code = call.code + unit.vector * call.codes;
+  float sum[kUnit];
+  Decoder::decode(code[0], codes_at, in.tiles.block_bits, unit.index, sum);
+#pragma unroll 2
+  for (int32_t i = 1; i < call.codes; ++i) {
+    float x[kUnit];
+    Decoder::decode(code[i], codes_at, in.tiles.block_bits, unit.index, x);
+#pragma unroll
+    for (uint32_t k = 0; k < kUnit; ++k) sum[k] = sum[k] + x[k];
+  }
+#pragma unroll
+  for (uint32_t k = 0; k < kUnit; ++k) {
+    if (call.divisor != 1) sum[k] = sum[k] / call.divisor;
+    sum[k] = element::only_nan(sum[k]);
+  }
+  store_values(call.dtype, call.vector[unit.vector].values, unit, sum);
+}
+
+template <class Decoder>
+__global__ void __launch_bounds__(kMaxThreads, 2)
+    decode_kernel(PYCOLL_GRID_CONSTANT DecodeArguments in) {
+  const uint64_t tiles = in.tiles.first_tile[in.call.vectors];
+  for (uint64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) decode_tile<Decoder>(in, tile);
+}
+
+}  // namespace pycoll::cuda
