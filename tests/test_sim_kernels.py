@@ -37,11 +37,13 @@ SUITES = {
     "cast": (93, 9 * 93),
     "scale": (93, 8 * 93),
     "fused": (93, 3 * 93),
+    "encode": (120, 10 * 240),
+    "decode": (60, 10 * 120),
     "choices": (1, 1),
     "failures": (1, 1),
 }
 # Those that bring every kernel to every size; what is aligned with one seed is not with the next.
-SWEEPS = ["all_reduce", "sweep", "shared_device", "cast", "scale", "fused"]
+SWEEPS = ["all_reduce", "sweep", "shared_device", "cast", "scale", "fused", "encode", "decode"]
 
 # The first test of a build compiles it.
 pytestmark = pytest.mark.timeout(native_build.BUILD_DEADLINE_S + DEADLINE_S)

@@ -26,6 +26,8 @@ std::vector<Suite> pycoll::sim::tests::device_suites() {
       {"cast", "cast, scale and look for inf or NaN", cast_suite},
       {"scale", "PREMUL_SUM's scaling", scale_suite},
       {"fused", "lists of tensors: casts, unscaling with the norm, clipping", fused_suite},
+      {"encode", "codes of every codec, and residuals", encode_suite},
+      {"decode", "sums of codes of every codec", decode_suite},
       {"choices", "which kernel a group chooses", choice_suite},
       {"failures", "late peers, aborts and mismatches", failure_suite},
   };

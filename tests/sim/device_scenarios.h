@@ -31,6 +31,8 @@ uint64_t shared_device_suite(const Settings& settings, uint64_t cases);
 uint64_t cast_suite(const Settings& settings, uint64_t cases);
 uint64_t scale_suite(const Settings& settings, uint64_t cases);
 uint64_t fused_suite(const Settings& settings, uint64_t cases);
+uint64_t encode_suite(const Settings& settings, uint64_t cases);
+uint64_t decode_suite(const Settings& settings, uint64_t cases);
 uint64_t choice_suite(const Settings& settings, uint64_t cases);
 uint64_t failure_suite(const Settings& settings, uint64_t cases);
 

@@ -169,23 +169,27 @@ void partial_warps(const Settings& settings) {
 
 // ---- Atomics and packs. ----
 
-__global__ void count(uint32_t* sum, uint64_t* sum64, uint32_t* bits, uint64_t* tickets) {
+__global__ void count(uint32_t* sum, uint64_t* sum64, uint32_t* bits, uint32_t* most,
+                      uint64_t* tickets) {
   const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
   fetch_add_relaxed<Scope::device>(sum, i);
   fetch_or_relaxed<Scope::device>(bits, 1u << (i % 32));
+  fetch_max_relaxed<Scope::device>(most, i * 37 % 60);
   tickets[i] = fetch_add_acq_rel<Scope::device>(sum64, uint64_t{1} << 33);
 }
 
 void atomics(const Settings& settings) {
   constexpr unsigned kThreads = 3 * 20;
-  uint32_t sum = 0, bits = 0;
+  uint32_t sum = 0, bits = 0, most = 0;
   uint64_t sum64 = 0;
   std::vector<uint64_t> tickets(kThreads);
-  run_grids(settings.options(),
-            {grid_of(0, dim3(3), dim3(20), [&] { count(&sum, &sum64, &bits, tickets.data()); })});
+  run_grids(
+      settings.options(),
+      {grid_of(0, dim3(3), dim3(20), [&] { count(&sum, &sum64, &bits, &most, tickets.data()); })});
   check_equal(sum, kThreads * (kThreads - 1) / 2, "sum");
   check_equal(sum64, uint64_t{kThreads} << 33, "64-bit sum");
   check_equal(bits, 0xffffffffu, "bits");
+  check_equal(most, 59u, "greatest");
   std::vector<bool> seen(kThreads);
   for (const uint64_t ticket : tickets) seen[ticket >> 33] = true;
   for (const bool each : seen) check(each, "a ticket was drawn twice");

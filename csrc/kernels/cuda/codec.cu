@@ -61,7 +61,7 @@ bool can_be(const Codec& codec) {
 
 bool is_valid(const EncodeManyCall& call) {
   if (!can_be(call.codec) || !can_encode(call.dtype)) return false;
-  if (call.vectors < 0 || call.vectors > kMaxVectors) return false;
+  if (call.vectors < 0 || call.vectors > kMaxVectors || call.blocks < 0) return false;
   return std::all_of(call.vector, call.vector + call.vectors, [&](const auto& vector) {
     return is_aligned(vector.values, size_of(call.dtype)) && is_aligned(vector.code, 16) &&
            is_aligned(vector.residual, sizeof(float));
@@ -70,7 +70,7 @@ bool is_valid(const EncodeManyCall& call) {
 
 bool is_valid(const DecodeManyCall& call) {
   if (!can_be(call.codec) || !can_encode(call.dtype)) return false;
-  if (call.vectors < 0 || call.vectors > kMaxVectors) return false;
+  if (call.vectors < 0 || call.vectors > kMaxVectors || call.blocks < 0) return false;
   if (call.codes < 1 || call.codes > kMaxCodes || call.vectors * call.codes > kMaxCodes) {
     return false;
   }
@@ -99,7 +99,8 @@ device::LaunchShape cut(const Call& call, Tiles& tiles) {
     first += count / tile + (count % tile != 0 ? 1 : 0);
   }
   tiles.first_tile[call.vectors] = first;
-  const uint64_t blocks = std::min(first, kMostBlocks);
+  const uint64_t limit = call.blocks == 0 ? kMostBlocks : static_cast<uint64_t>(call.blocks);
+  const uint64_t blocks = std::min(first, limit);
   return {dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(threads))};
 }
 

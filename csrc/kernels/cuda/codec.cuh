@@ -266,16 +266,14 @@ class BlockTeam {
   PYCOLL_DEVICE void add_up(uint32_t first, const Team& team, float* sums) const {
     constexpr uint32_t kLanes = element::kSumLanes;
     const auto threads = static_cast<uint32_t>(team.size);
-    const uint32_t values = threads * kUnit;
-    const uint32_t length = block_ < values ? block_ : values;
-    const uint32_t chains = values / length * kLanes;
+    const uint32_t end = first + threads * kUnit;  // the last block may have less room
+    const uint32_t chains = (threads * kUnit + block_ - 1) / block_ * kLanes;
     // Whole warps, since they shuffle.
     for (auto c = static_cast<uint32_t>(team.index); c - lane_ < chains; c += threads) {
-      const uint32_t begin = first + c / kLanes * length, lane = c % kLanes;
+      const uint32_t lane = c % kLanes, begin = first + c / kLanes * block_;
+      const uint32_t block_end = begin + block_ < end ? begin + block_ : end;
       float sum = 0;
-      if (c < chains) {
-        for (uint32_t i = lane; i < length; i += kLanes) sum += room_[begin + i];
-      }
+      for (uint32_t i = begin + lane; i < block_end; i += kLanes) sum += room_[i];
       for (uint32_t half = kLanes / 2; half > 0; half /= 2) {
         sum += __shfl_down_sync(kAllLanes, sum, half, kLanes);
       }

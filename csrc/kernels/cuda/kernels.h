@@ -228,6 +228,7 @@ struct EncodeManyCall {
   RandomKey key;
   DType dtype = DType::float32;
   int32_t vectors = 0;  // 0 to kMaxVectors
+  int32_t blocks = 0;   // of the grid at most; 0: as many as are of use
   Vector vector[kMaxVectors] = {};
 };
 cudaError_t encode_many(const EncodeManyCall& call, cudaStream_t stream);
@@ -245,6 +246,7 @@ struct DecodeManyCall {
   float divisor = 1;
   int32_t vectors = 0;  // 0 to kMaxVectors
   int32_t codes = 1;    // of a vector; in all kMaxCodes at most
+  int32_t blocks = 0;   // as above
   Vector vector[kMaxVectors] = {};
   const std::byte* code[kMaxCodes] = {};
 };
