@@ -15,7 +15,7 @@ import pytest
 import native_build
 
 KERNELS = native_build.ROOT / "csrc" / "kernels" / "cuda"
-SOURCES = ["all_reduce", "executor", "shared_device", "fused"]
+SOURCES = ["all_reduce", "codec", "executor", "shared_device", "fused"]
 ARCHITECTURES = ["80", "90", "100"]
 
 # Kernels by a part of their mangled names: those that wait for peers, and by what.
@@ -35,6 +35,15 @@ NEVER_WAIT = [
 ]
 # Element by element, and four bytes of data at a time.
 NARROW = ["scale_any_kernel", "one_shot_ll_kernel", "_kernelINS0_15AnyOp", "sum_chunks_kernel"]
+# Least numbers of wide loads and stores. What codes of blocks have is in narrower words: eight
+# values a thread. Those that encode find scales and random numbers with their neighbours.
+CODECS = {
+    "encode_blocks_kernel": (5, 2),
+    "encode_narrow_kernel": (5, 3),
+    "13decode_kernelINS0_12Block": (0, 3),
+    "13decode_kernelINS0_13Narrow": (1, 3),
+    "clear_exponents_kernel": (0, 1),
+}
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +130,24 @@ def test_vectors_move_sixteen_bytes_at_a_time(kernels):
         for access in ("ld", "st"):
             # Of pointers that a kernel has looked up it is not known that they are global.
             wide = re.findall(rf"{access}(?:\.global)?\.v4\.[bfu]32", ptx)
-            assert len(wide) >= 3, f"{name}: {len(wide)} wide accesses by {access}"
+            least = next((CODECS[part] for part in CODECS if part in name), (3, 3))
+            least_here = least[access == "st"]
+            assert len(wide) >= least_here, f"{name}: {len(wide)} wide accesses by {access}"
+
+
+@pytest.mark.timeout(600)
+def test_codecs_have_the_arithmetic_of_the_cpu(kernels):
+    for part in CODECS:
+        found = {name: ptx for name, ptx in kernels.items() if part in name}
+        assert found, f"no kernel is called {part}"
+        for name, ptx in found.items():
+            assert not re.search(r"\bld\.acquire|nanosleep", ptx), f"{name} waits"
+            inexact = re.findall(
+                r"\b(?:fma|rcp|div\.(?:full|approx)|sqrt\.approx)\S*|\S*ftz\S*", ptx
+            )
+            assert not inexact, f"{name}: {inexact[:3]} is not what the CPU does"
+    blocks = [ptx for name, ptx in kernels.items() if "encode_blocks_kernel" in name]
+    assert all("div.rn.f32" in ptx for ptx in blocks)
 
 
 def find_disassembler(nvcc: str) -> str | None:
@@ -150,7 +176,7 @@ def test_machine_code_has_what_ptx_promised(nvcc, tmp_path, source):
         waits = any(re.search(rf"\d{kernel}", name) for kernel in WAITS)
         assert not re.search(r"\bLDG\.\S*CONSTANT", part), f"{name} reads past the caches"
         assert not re.search(r"\b(LDL|STL)\b", part), f"{name} uses local memory"
-        if not any(narrow in name for narrow in NARROW):
+        if not any(narrow in name for narrow in [*NARROW, *CODECS]):
             assert re.search(r"\bLDG?\.E\.128\b", part), f"{name} loads no 16 bytes"
             assert re.search(r"\bSTG?\.E\.128\b", part), f"{name} stores no 16 bytes"
         if waits:

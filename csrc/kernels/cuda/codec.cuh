@@ -207,16 +207,17 @@ class BlockTeam {
   // Numbers of the values of this thread, of which a warp's first has index `warp_first`.
   PYCOLL_DEVICE void numbers(const element::RandomStream& stream, uint64_t warp_first,
                              float (&u)[kUnit]) const {
-    if (warp_first % element::kRandomGroup != 0) {
-      for (uint32_t k = 0; k < kUnit; ++k) {
-        u[k] = element::uniform_at(stream, warp_first + lane_ * kUnit + k);
-      }
-      return;
-    }
     float* const room = room_ + (threadIdx.x - lane_) * kUnit;
-    __syncwarp();  // others may still read there
-    fill_groups(stream, warp_first / element::kRandomGroup, room);
-    __syncwarp();
+    if (warp_first % element::kRandomGroup == 0) {
+      __syncwarp();  // others may still read there
+      fill_groups(stream, warp_first / element::kRandomGroup, room);
+      __syncwarp();
+    } else {
+#pragma unroll 1
+      for (uint32_t i = lane_ * kUnit; i < (lane_ + 1) * kUnit; ++i) {
+        room[i] = element::uniform_at(stream, warp_first + i);
+      }
+    }
     load_unit(room + lane_ * kUnit, kUnit, u);
   }
 
