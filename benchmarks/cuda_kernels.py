@@ -98,6 +98,8 @@ def message_passes(algorithm: str, ranks: int) -> float:
     return total
 
 
+INT8 = (8 + 32 / 256) / 32  # of a vector of float32
+
 # By operation of tests/gpu/kernels.cpp; kernels by hand as their comments describe them.
 FLOORS: dict[str, Callable[[int], float]] = {
     "copy": lambda ranks: 2,
@@ -105,6 +107,15 @@ FLOORS: dict[str, Callable[[int], float]] = {
     "cast_float16": lambda ranks: 1.5,
     "cast_check_float16": lambda ranks: 1.5,
     "cast_check_bfloat16": lambda ranks: 1.5,
+    # Values are float32; blocks of 256 values have a scale.
+    "encode_int8": lambda ranks: 1 + INT8,
+    "encode_int8_random": lambda ranks: 1 + INT8,
+    "encode_int4": lambda ranks: 1 + INT8 - 4 / 32,
+    "encode_sign": lambda ranks: 1 + INT8 - 7 / 32,
+    "encode_fp16": lambda ranks: 1.5,
+    "decode_int8": lambda ranks: 1 + INT8,
+    "decode_int8_sum": lambda ranks: 1 + 8 * INT8,
+    "decode_int4": lambda ranks: 1 + INT8 - 4 / 32,
     # All inputs are read once, all outputs written once: what no all_reduce can go below.
     "reduce_many": lambda ranks: 2 * ranks,
     # Into the window, then everybody reads everything.
@@ -116,7 +127,9 @@ FLOORS: dict[str, Callable[[int], float]] = {
     "tree": lambda ranks: message_passes("tree", ranks),
     "halving_doubling": lambda ranks: message_passes("halving_doubling", ranks),
 }
-ELEMENTWISE = [name for name in FLOORS if name in ("scale",) or name.startswith("cast_")]
+ELEMENTWISE = [
+    name for name in FLOORS if name == "scale" or name.startswith(("cast_", "encode_", "decode_"))
+]
 COLLECTIVE = [name for name in FLOORS if name != "copy" and name not in ELEMENTWISE]
 
 

@@ -103,8 +103,9 @@ function(pycoll_add_cuda_library nvcc)
   set(tests ${PROJECT_SOURCE_DIR}/tests/gpu)
   if(EXISTS ${tests}/kernels.cpp)
     file(GLOB kernel_hosts CONFIGURE_DEPENDS csrc/kernels/cuda/*.cpp)
-    add_executable(gpu_kernels EXCLUDE_FROM_ALL ${tests}/kernels.cpp ${tests}/lists.cpp
-      ${tests}/world.cpp ${tests}/group_views.cpp ${kernel_hosts} ${objects})
+    add_executable(gpu_kernels EXCLUDE_FROM_ALL ${tests}/kernels.cpp ${tests}/codecs.cpp
+      ${tests}/lists.cpp ${tests}/world.cpp ${tests}/group_views.cpp ${kernel_hosts} ${objects})
+    target_include_directories(gpu_kernels PRIVATE ${PROJECT_SOURCE_DIR}/tests)
     add_dependencies(gpu_kernels pycoll_cuda)  # whose objects these are
     target_include_directories(gpu_kernels SYSTEM PRIVATE ${PYCOLL_CUDA_INCLUDE})
     target_compile_options(gpu_kernels PRIVATE -Wall -Wextra -ffp-contract=off)

@@ -444,6 +444,40 @@ def unscale(*, tensors: Sequence[Span], factor: float, isa: str = "") -> tuple[b
 def multiply(*, tensors: Sequence[Span], factor: float, isa: str = "") -> None:
     """Multiplies in place."""
 
+class DeviceCodecs:
+    """The codecs of the GPU's library at `library`. Memory goes by address, streams are
+    cudaStream_t; a call is queued on `stream`, behind the work of `after`, and does not wait.
+    """
+
+    def __init__(self, library: str) -> None: ...
+    @property
+    def device(self) -> str:
+        """The type of devices: cuda."""
+
+    def encode(
+        self,
+        *,
+        codec: Codec,
+        values: int,
+        count: int,
+        dtype: str,
+        code: int,
+        key: RandomKey,
+        stream: int,
+        after: Sequence[int],
+    ) -> None: ...
+    def decode(
+        self,
+        *,
+        codec: Codec,
+        code: int,
+        values: int,
+        count: int,
+        dtype: str,
+        stream: int,
+        after: Sequence[int],
+    ) -> None: ...
+
 # ---- communicator ----------------------------------------------------------------------------
 
 class Call:

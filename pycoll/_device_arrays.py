@@ -14,8 +14,8 @@ import numpy as np
 
 from pycoll import _core
 
-# How libraries call the handle of a stream: CuPy, torch.
-_HANDLES = ("ptr", "cuda_stream")
+# How libraries call the handle of a stream: CuPy, torch, torch of any device.
+_HANDLES = ("ptr", "cuda_stream", "native_handle")
 # CUDA's own number for it (cudaStreamLegacy), and the protocol's.
 LEGACY_STREAM = 1
 

@@ -28,7 +28,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pycoll import _core
+from pycoll import _core, _device_codecs
+from pycoll._device_codecs import DeviceVector, on_gpu
 from pycoll._host_arrays import HostArrays, is_tensor, size_of
 
 __all__ = [
@@ -188,14 +189,28 @@ def codec_of(codec: str | Codec) -> Codec:
     return _CODECS[codec]()
 
 
-def encode(values: Any, codec: str | Codec, *, step: int = 0, rank: int = 0, first: int = 0) -> Any:
-    """The code of an array or tensor.
+def encode(
+    values: Any,
+    codec: str | Codec,
+    *,
+    step: int = 0,
+    rank: int = 0,
+    first: int = 0,
+    out: Any = None,
+    stream: Any = None,
+) -> Any:
+    """The code of an array or tensor; on a GPU the same bytes as on the CPU.
 
     Args:
-        values: NumPy array or torch CPU tensor, or what has `__dlpack__` on the CPU; any shape,
-            dense; float32, float16 or bfloat16.
+        values: NumPy array or torch tensor, or what has `__dlpack__` on the CPU or
+            `__cuda_array_interface__`; any shape, dense; float32, float16 or bfloat16.
         step, rank, first: what the random numbers of stochastic rounding depend on beside the
             codec's seed: `first` is the index of the first value in some longer vector.
+        out: what is written and returned, instead of something new: uint8, of
+            `codec.code_bytes(count)`, where `values` are. On a GPU arrays that are no tensors of
+            torch need it, and it is aligned to 16 bytes.
+        stream: as of Communicator, for `values` on a GPU; by default a tensor's is the current one.
+            The call is queued there and does not wait.
 
     Returns:
         A uint8 vector of `codec.code_bytes(count)`, a tensor if `values` is one. The code does not
@@ -203,18 +218,26 @@ def encode(values: Any, codec: str | Codec, *, step: int = 0, rank: int = 0, fir
 
     Raises:
         InvalidArgumentError: for other arrays and dtypes.
+        UnsupportedError: `values` are on a GPU that this pycoll was not built for.
     """
     codec = codec_of(codec)
-    dtype, source = _VALUES.bytes_of("encode: values", values)
-    count = source.size // size_of(dtype)
-    code = np.empty(codec.code_bytes(count), np.uint8)
     try:
         key = _core.RandomKey(seed=getattr(codec, "seed", 0), step=step, rank=rank, first=first)
     except TypeError:
         raise _core.InvalidArgumentError(
             f"encode: step={step!r} and rank={rank!r} are numbers of 32 bits, first={first!r} of 64"
         ) from None
+    if (on_device := on_gpu("encode: values", values)) is not None:
+        _VALUES.dtype_name("encode: values", on_device.dtype)
+        target = _on_same_device("encode", out)
+        return _device_codecs.encode(codec._native(), on_device, key, target, stream)
+    _check_no_stream("encode", stream)
+    dtype, source = _VALUES.bytes_of("encode: values", values)
+    needed = codec.code_bytes(source.size // size_of(dtype))
+    code = np.empty(needed, np.uint8) if out is None else _writable("encode", out, "uint8", needed)
     _core.encode(codec=codec._native(), values=source, dtype=dtype, code=code, key=key)
+    if out is not None:
+        return out
     if not is_tensor(values):
         return code
     import torch
@@ -223,31 +246,80 @@ def encode(values: Any, codec: str | Codec, *, step: int = 0, rank: int = 0, fir
 
 
 def decode(
-    code: Any, codec: str | Codec, shape: int | Sequence[int], dtype: Any = "float32"
+    code: Any,
+    codec: str | Codec,
+    shape: int | Sequence[int],
+    dtype: Any = "float32",
+    *,
+    out: Any = None,
+    stream: Any = None,
 ) -> Any:
     """The values of a code that `encode` made with the same codec.
 
     Args:
+        code: where `encode` can have made it.
         shape: of the values.
         dtype: float32, float16 or bfloat16, by name or as the library of `code` has it.
+        out: what is written and returned, instead of something new: of that shape and dtype, where
+            `code` is. Needed, and `stream`, as of `encode`.
 
     Returns:
         A new array; a tensor if `code` is one.
 
     Raises:
         InvalidArgumentError: the code has not the bytes of that shape, or an unknown dtype.
+        UnsupportedError: as of `encode`.
     """
     codec = codec_of(codec)
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     name = _VALUES.dtype_name("decode: the result", dtype)
+    if (on_device := on_gpu("decode: code", code)) is not None:
+        _CODES.dtype_name("decode: code", on_device.dtype)
+        target = _on_same_device("decode", out)
+        return _device_codecs.decode(codec._native(), on_device, shape, name, target, stream)
+    _check_no_stream("decode", stream)
     _, source = _CODES.bytes_of("decode: code", code)
-    values = np.empty(math.prod(shape) * size_of(name), np.uint8)
+    needed = math.prod(shape) * size_of(name)
+    values = np.empty(needed, np.uint8) if out is None else _writable("decode", out, name, needed)
     _core.decode(codec=codec._native(), codes=[source], values=values, dtype=name)
+    if out is not None:
+        return out
     if is_tensor(code):
         import torch
 
         return torch.from_numpy(values).view(getattr(torch, name)).reshape(shape)
     return values.view(_numpy_dtype(name)).reshape(shape)
+
+
+def _on_same_device(operation: str, out: Any) -> DeviceVector | None:
+    if out is None:
+        return None
+    target = on_gpu(f"{operation}: out", out)
+    if target is None:
+        raise _core.InvalidArgumentError(f"{operation}: out is not on a GPU, as the other array is")
+    return target
+
+
+def _check_no_stream(operation: str, stream: Any) -> None:
+    if stream is not None:
+        raise _core.InvalidArgumentError(
+            f"{operation}: a stream was given, but the array is not on a GPU"
+        )
+
+
+def _writable(operation: str, out: Any, dtype: str, needed: int) -> np.ndarray[Any, Any]:
+    """The bytes of an array on the CPU that are to be written."""
+    name = f"{operation}: out"
+    if on_gpu(name, out) is not None:
+        raise _core.InvalidArgumentError(f"{name} is on a GPU, the other array is not")
+    found, memory = (_CODES if dtype == "uint8" else _VALUES).bytes_of(name, out)
+    if (found, memory.size) != (dtype, needed):
+        raise _core.InvalidArgumentError(
+            f"{name} has {memory.size} bytes of {found}; the result is {needed} bytes of {dtype}"
+        )
+    if not memory.flags.writeable:
+        raise _core.InvalidArgumentError(f"{name} is read-only")
+    return memory
 
 
 def _numpy_dtype(name: str) -> Any:

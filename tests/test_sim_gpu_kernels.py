@@ -52,15 +52,21 @@ def test_it_checks_lists_of_tensors():
     assert done.returncode == 0 and done.stdout.startswith("ok lists"), done.stdout
 
 
+def test_it_checks_codecs():
+    done = run("codecs", 20011)
+    assert done.returncode == 0 and done.stdout == "ok codecs: 480 calls\n", done.stdout
+
+
 def test_it_replays_graphs():
     done = run("replay", 2, 8)
     assert done.returncode == 0 and done.stdout.startswith("ok replay"), done.stdout
 
 
-def test_it_times_what_the_benchmark_asks_for():
-    done = run("time", "scale", 1, 4096, 3)
+@pytest.mark.parametrize("name", ["scale", "encode_int8_random", "decode_int8_sum"])
+def test_it_times_what_the_benchmark_asks_for(name):
+    done = run("time", name, 1, 4096, 3)
     facts = json.loads(done.stdout)
-    assert (facts["name"], facts["bytes"]) == ("scale", 4096)
+    assert (facts["name"], facts["bytes"]) == (name, 4096)
     assert len(facts["seconds"]) == 3 and min(facts["seconds"]) > 0
 
 

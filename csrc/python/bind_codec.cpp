@@ -13,6 +13,7 @@
 #include "gil.h"
 #include "kernels/codec.h"
 #include "parse.h"
+#include "runtime/device/device_group.h"
 #include "runtime/float_mode.h"
 
 namespace py = pybind11;
@@ -88,6 +89,68 @@ void decode(const Codec& codec, const std::vector<py::object>& codes, const py::
   kernels.decode({codec, sources.data(), sources.size(), type, target.data(), count, divisor});
 }
 
+// ---- Arrays on GPUs. What an array is, is known to pycoll/_device_codecs.py. ----
+
+using Address = uint64_t;
+
+template <class T = void>
+T* pointer_to(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+class DeviceCodecs {
+ public:
+  explicit DeviceCodecs(const std::string& library) : library_(DeviceLibrary::load(library)) {}
+
+  const char* device() const { return library_->name(); }
+
+  // `after`: streams whose work the call comes after.
+  void encode(const Codec& codec, Address values, uint64_t count, const std::string& dtype,
+              Address code, const RandomKey& key, Address stream,
+              const std::vector<Address>& after) const {
+    if (count == 0) return;
+    const EncodeRequest request{
+        codec, key, dtype_of(dtype), pointer_to(values), count, pointer_to<std::byte>(code)};
+    const GilRelease release;
+    const int device = device_of({values, code});
+    join(device, stream, after);
+    library_->encode(request, device, pointer_to(stream));
+  }
+
+  void decode(const Codec& codec, Address code, Address values, uint64_t count,
+              const std::string& dtype, Address stream, const std::vector<Address>& after) const {
+    if (count == 0) return;
+    const std::byte* const codes[] = {pointer_to<const std::byte>(code)};
+    const DecodeRequest request{codec, codes, 1, dtype_of(dtype), pointer_to(values), count};
+    const GilRelease release;
+    const int device = device_of({values, code});
+    join(device, stream, after);
+    library_->decode(request, device, pointer_to(stream));
+  }
+
+ private:
+  int device_of(const std::vector<Address>& addresses) const {
+    std::optional<int> found;
+    for (const Address address : addresses) {
+      const std::optional<int> device = library_->device_of(pointer_to(address));
+      if (found && device && *device != *found) {
+        fail(ErrorKind::invalid_argument, "values are on GPU ", *found, ", their code on GPU ",
+             *device, ": they must be on one");
+      }
+      if (device) found = device;
+    }
+    return found.value_or(library_->current_device());
+  }
+  void join(int device, Address stream, const std::vector<Address>& after) const {
+    library_->mark(device, pointer_to(stream));  // throws for a stream of another device
+    for (const Address other : after) {
+      library_->mark(device, pointer_to(other))->hold(pointer_to(stream));
+    }
+  }
+
+  std::shared_ptr<DeviceLibrary> library_;
+};
+
 // (name, bits a value, floats a block, may round stochastically, always does).
 std::vector<std::tuple<std::string, int, int, bool, bool>> codecs() {
   std::vector<std::tuple<std::string, int, int, bool, bool>> rows;
@@ -123,6 +186,13 @@ void bind_codec(py::module_& m) {
   m.def("decode", &decode, py::kw_only(), arg("codec"), arg("codes"), arg("values"), arg("dtype"),
         arg("divisor") = 1.0f, arg("isa") = "",
         "Writes the sum of what the codes hold, in their order, divided.");
+  py::class_<DeviceCodecs>(m, "DeviceCodecs")
+      .def(py::init<const std::string&>(), arg("library"))
+      .def_property_readonly("device", &DeviceCodecs::device)
+      .def("encode", &DeviceCodecs::encode, py::kw_only(), arg("codec"), arg("values"),
+           arg("count"), arg("dtype"), arg("code"), arg("key"), arg("stream"), arg("after"))
+      .def("decode", &DeviceCodecs::decode, py::kw_only(), arg("codec"), arg("code"), arg("values"),
+           arg("count"), arg("dtype"), arg("stream"), arg("after"));
 }
 
 }  // namespace pycoll

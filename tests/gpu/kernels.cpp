@@ -4,6 +4,7 @@
 //   kernels --list                         operations
 //   kernels check RANKS [NAMES...]         operations, all if none is named, at small sizes against
 //                                          the host
+//   kernels codecs LONGEST                 codecs of up to so many values, against the host
 //   kernels lists CASES SEED               kernels over lists of tensors, against the host
 //   kernels replay RANKS REPLAYS           captured graphs, eager calls of other sizes among them
 //   kernels time NAME RANKS BYTES [ROUNDS] one line of JSON; BYTES of a rank's vector of float32
@@ -15,6 +16,7 @@
 #include <limits>
 #include <optional>
 
+#include "codecs.h"
 #include "group_views.h"
 #include "lists.h"
 #include "numbers.h"
@@ -25,19 +27,19 @@ namespace {
 
 constexpr float kScale = 0.5f;
 
-enum class Kind { element, all_reduce, check };
+enum class Kind { element, all_reduce, check, codec };
 
 struct Operation {
   std::string name;
   std::string summary;
-  // element: of rank 0 alone. check: an all_reduce that nobody times.
+  // element: of rank 0 alone. check: an all_reduce that nobody times. codec: checked by "codecs".
   Kind kind;
   void (*launch)(World&, const Operation&);
   // Types that it is checked with, beside float32.
   std::vector<DType> types = {};
   std::optional<DType> result = std::nullopt;  // of casts; else the type of the vectors
 
-  bool is_collective() const { return kind != Kind::element; }
+  bool is_collective() const { return kind == Kind::all_reduce || kind == Kind::check; }
 };
 
 using AllReduce = cudaError_t (*)(const cuda::GroupView&, const cuda::AllReduceCall&, cudaStream_t);
@@ -110,6 +112,15 @@ void scale(World& world, const Operation& operation) {
   require(cuda::scale(request, world.stream(0)), operation.name);
 }
 
+template <CodecKind kKind, bool kStochastic = false>
+void run_encoder(World& world, const Operation&) {
+  launch_encode(world, {kKind, kStochastic});
+}
+template <CodecKind kKind, int32_t kCodes = 1>
+void run_decoder(World& world, const Operation&) {
+  launch_decode(world, {kKind, false, kCodes});
+}
+
 const std::vector<Operation>& operations() {
   const std::vector<DType> half = {DType::float16, DType::bfloat16};
   const std::vector<DType> any = {DType::float16, DType::bfloat16, DType::float64, DType::int32,
@@ -135,6 +146,16 @@ const std::vector<Operation>& operations() {
        &cast<DType::bfloat16, true>,
        {},
        DType::bfloat16},
+      {"encode_int8", "float32 to int8, blocks of 256", Kind::codec, &run_encoder<CodecKind::int8>},
+      {"encode_int8_random", "the same, rounded stochastically", Kind::codec,
+       &run_encoder<CodecKind::int8, true>},
+      {"encode_int4", "float32 to int4", Kind::codec, &run_encoder<CodecKind::int4>},
+      {"encode_sign", "float32 to signs and means", Kind::codec, &run_encoder<CodecKind::sign>},
+      {"encode_fp16", "float32 to float16 and an exponent", Kind::codec,
+       &run_encoder<CodecKind::fp16>},
+      {"decode_int8", "int8 to float32", Kind::codec, &run_decoder<CodecKind::int8>},
+      {"decode_int8_sum", "the sum of eight codes", Kind::codec, &run_decoder<CodecKind::int8, 8>},
+      {"decode_int4", "int4 to float32", Kind::codec, &run_decoder<CodecKind::int4>},
       {"reduce_many", "all_reduce of ranks that share a GPU, without their meetings",
        Kind::all_reduce, &reduce_many, any},
       {"one_shot_ll", "all_reduce by hand: flags in the data", Kind::check,
@@ -154,7 +175,7 @@ const std::vector<Operation>& operations() {
 }
 
 const char* name_of(Kind kind) {
-  constexpr const char* kNames[] = {"element", "all_reduce", "check"};
+  constexpr const char* kNames[] = {"element", "all_reduce", "check", "codec"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -329,7 +350,9 @@ int main(const std::vector<std::string>& arguments) {
   if (what == "check" && arguments.size() >= 2) {
     std::vector<std::string> names(arguments.begin() + 2, arguments.end());
     if (names.empty()) {
-      for (const Operation& operation : operations()) names.push_back(operation.name);
+      for (const Operation& operation : operations()) {
+        if (operation.kind != Kind::codec) names.push_back(operation.name);
+      }
     }
     return check(number(1), names);
   }
@@ -338,14 +361,18 @@ int main(const std::vector<std::string>& arguments) {
     std::printf("ok lists: %d cases\n", number(1));
     return 0;
   }
+  if (what == "codecs" && arguments.size() == 2) {
+    std::printf("ok codecs: %d calls\n", check_codecs(std::stoull(arguments[1])));
+    return 0;
+  }
   if (what == "replay" && arguments.size() == 3) return replay(number(1), number(2));
   if (what == "time" && arguments.size() >= 4) {
     return time(find(arguments[1]), number(2), std::stoull(arguments[3]),
                 arguments.size() > 4 ? number(4) : 11);
   }
   std::fprintf(stderr,
-               "usage: kernels --list | check RANKS [NAMES...] | lists CASES SEED |"
-               " replay RANKS REPLAYS | time NAME RANKS BYTES [ROUNDS]\n");
+               "usage: kernels --list | check RANKS [NAMES...] | codecs LONGEST |"
+               " lists CASES SEED | replay RANKS REPLAYS | time NAME RANKS BYTES [ROUNDS]\n");
   return 2;
 }
 

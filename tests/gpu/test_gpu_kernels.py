@@ -45,6 +45,12 @@ def test_every_kernel_computes_right(program, ranks):
     assert output.startswith("ok check") and output.endswith("exit code 0"), output
 
 
+def test_every_codec_has_the_bytes_of_the_host(program):
+    # Beyond what the largest grid takes at a time.
+    output = run(program, "codecs", (1 << 23) + 9, timeout=240)
+    assert output.startswith("ok codecs") and output.endswith("exit code 0"), output
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_thousand_replays_among_eager_calls(program, ranks):
     output = run(program, "replay", ranks, 1000)

@@ -80,6 +80,7 @@ void World::resize(uint64_t count, DType dtype) {
     inputs_.emplace_back(count * size_of(dtype));
     outputs_.emplace_back(count * size_of(dtype));
   }
+  code_ = Memory(2 * count + 64);  // sixteen bits a value at most, and what is padded
 }
 
 void World::clear_found_inf() {

@@ -69,6 +69,8 @@ class World {
   uint64_t count() const { return count_; }
   std::byte* input(int rank) const { return inputs_[static_cast<size_t>(rank)].as<std::byte>(); }
   std::byte* output(int rank) const { return outputs_[static_cast<size_t>(rank)].as<std::byte>(); }
+  // Of rank 0's vector, by any codec.
+  std::byte* code() const { return code_.as<std::byte>(); }
   float* found_inf() const { return found_inf_.as<float>(); }
   void clear_found_inf();
 
@@ -98,6 +100,7 @@ class World {
   std::vector<cuda::GroupView> views_;
   std::vector<Stream> streams_;
   std::vector<Memory> inputs_, outputs_;
+  Memory code_;
   Memory found_inf_;
   std::map<std::pair<std::string, int>, Loaded> programs_;
 };

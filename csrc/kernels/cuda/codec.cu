@@ -63,8 +63,8 @@ bool is_valid(const EncodeManyCall& call) {
   if (!can_be(call.codec) || !can_encode(call.dtype)) return false;
   if (call.vectors < 0 || call.vectors > kMaxVectors || call.blocks < 0) return false;
   return std::all_of(call.vector, call.vector + call.vectors, [&](const auto& vector) {
-    return is_aligned(vector.values, size_of(call.dtype)) && is_aligned(vector.code, 16) &&
-           is_aligned(vector.residual, sizeof(float));
+    return is_aligned(vector.values, size_of(call.dtype)) &&
+           is_aligned(vector.code, kCodeAlignment) && is_aligned(vector.residual, sizeof(float));
   });
 }
 
@@ -75,7 +75,7 @@ bool is_valid(const DecodeManyCall& call) {
     return false;
   }
   return std::all_of(call.code, call.code + call.vectors * call.codes,
-                     [](const std::byte* code) { return is_aligned(code, 16); }) &&
+                     [](const std::byte* code) { return is_aligned(code, kCodeAlignment); }) &&
          std::all_of(call.vector, call.vector + call.vectors, [&](const auto& vector) {
            return is_aligned(vector.values, size_of(call.dtype));
          });

@@ -214,6 +214,7 @@ cudaError_t scale(const ScaleCall& call, cudaStream_t stream);
 // collective has one for each peer. Codes are aligned to 16 bytes, as those are that lie one after
 // the other in memory that is; values and residuals to their elements. ----
 
+constexpr uint64_t kCodeAlignment = 16;
 constexpr int kMaxVectors = 2 * kMaxRanks;
 
 struct EncodeManyCall {

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/codec.h"
 #include "runtime/communicator.h"
 
 namespace pycoll {
@@ -99,6 +100,13 @@ class DeviceLibrary {
   // What is on the stream now. Throws Error(invalid_argument) when it is not a stream of `device`.
   virtual std::shared_ptr<DeviceMark> mark(int device, void* stream) const = 0;
 
+  // The codecs of kernels/codec.h on memory of `device`, queued on a stream of it: until the work
+  // is over the memory must live. Throws Error(invalid_argument), with nothing queued, for a codec
+  // or a type that cannot be, for codes that are not aligned to 16 bytes, and for values that are
+  // not to their elements. A code is the CPU's to the byte, and so is what becomes of it.
+  virtual void encode(const EncodeRequest& request, int device, void* stream) const = 0;
+  virtual void decode(const DecodeRequest& request, int device, void* stream) const = 0;
+
   // Opens the library at `path`, for good: code of a GPU cannot be unloaded safely. Throws
   // Error(system) with the loader's reason when it does not open, Error(mismatch) when it was built
   // for another version of pycoll.
@@ -109,7 +117,7 @@ class DeviceLibrary {
 };
 
 // Changes whenever this header or a type that it uses does.
-constexpr int kDeviceInterfaceVersion = 3;
+constexpr int kDeviceInterfaceVersion = 4;
 
 // What the library exports: a new object, or nullptr when its version is another one.
 using DeviceLibraryFunction = DeviceLibrary* (*)(int interface_version);

@@ -1,5 +1,6 @@
 // What libpycoll_cuda.so exports.
 #include "core/error.h"
+#include "kernels/cuda/kernels.h"
 #include "runtime/device/hosts_group.h"
 #include "runtime/device/peer_group.h"
 #include "runtime/device/shared_device_group.h"
@@ -69,6 +70,20 @@ std::shared_ptr<DeviceGroup> connected(const Meeting& meeting, GroupSeed seed,
   return CudaGroup::shared(std::move(group));
 }
 
+// Anything else is found by the launcher, too, but it does not say what.
+void check_memory(const void* p, uint64_t alignment, const char* what) {
+  if (reinterpret_cast<uintptr_t>(p) % alignment == 0) return;
+  fail(ErrorKind::invalid_argument, what, " at ", p, " on a GPU is not aligned to ", alignment,
+       " bytes: make a copy that is");
+}
+void check_values(DType dtype, const void* values) {
+  if (!can_encode(dtype)) {
+    fail(ErrorKind::invalid_argument, "codecs take float32, float16 and bfloat16, not ",
+         name_of(dtype));
+  }
+  check_memory(values, size_of(dtype), "an array of values");
+}
+
 class Library final : public DeviceLibrary {
  public:
   const char* name() const override { return PYCOLL_DEVICE_LIBRARY_NAME; }
@@ -123,6 +138,37 @@ class Library final : public DeviceLibrary {
 
   std::shared_ptr<DeviceMark> mark(int device, void* stream) const override {
     return std::make_shared<Mark>(device, static_cast<cudaStream_t>(stream));
+  }
+
+  void encode(const EncodeRequest& request, int device, void* stream) const override {
+    check_codec(request.codec);
+    check_values(request.dtype, request.values);
+    check_memory(request.code, kCodeAlignment, "a code");
+    check_memory(request.residual, sizeof(float), "a residual");
+    EncodeManyCall call{request.codec, request.key, request.dtype};
+    call.vectors = 1;
+    call.vector[0] = {request.values, request.count, request.code, request.residual};
+    const DeviceGuard guard(device);
+    require(encode_many(call, static_cast<cudaStream_t>(stream)), "launch of an encoder");
+  }
+
+  void decode(const DecodeRequest& request, int device, void* stream) const override {
+    check_codec(request.codec);
+    check_values(request.dtype, request.values);
+    if (request.code_count < 1 || request.code_count > kMaxCodes) {
+      fail(ErrorKind::invalid_argument, request.code_count,
+           " codes are to be summed on a GPU; 1 to ", kMaxCodes, " can be");
+    }
+    DecodeManyCall call{request.codec, request.dtype, request.divisor};
+    call.vectors = 1;
+    call.vector[0] = {request.values, request.count};
+    call.codes = static_cast<int32_t>(request.code_count);
+    for (size_t i = 0; i < request.code_count; ++i) {
+      check_memory(request.codes[i], kCodeAlignment, "a code");
+      call.code[i] = request.codes[i];
+    }
+    const DeviceGuard guard(device);
+    require(decode_many(call, static_cast<cudaStream_t>(stream)), "launch of a decoder");
   }
 };
 
