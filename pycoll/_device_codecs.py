@@ -146,6 +146,12 @@ def _output(
 
 def _streams(stream: Any, source: DeviceVector, target: DeviceVector) -> tuple[int, list[int]]:
     """That of the call, and those whose work it comes after."""
+    if stream is not None and (is_tensor(source.owner) or is_tensor(target.owner)):
+        # torch would give their memory to others as soon as its own streams allow it.
+        raise _core.InvalidArgumentError(
+            "a stream was given, but a tensor's code goes on torch's current stream; make that "
+            "the current one (with torch.cuda.stream(...))"
+        )
     exported = [one.stream for one in (source, target) if one.stream is not None]
     on = stream_handle(stream) if stream is not None else (exported or [LEGACY_STREAM])[0]
     return on, sorted({other for other in exported if other != on})

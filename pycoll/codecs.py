@@ -209,8 +209,8 @@ def encode(
         out: what is written and returned, instead of something new: uint8, of
             `codec.code_bytes(count)`, where `values` are. On a GPU arrays that are no tensors of
             torch need it, and it is aligned to 16 bytes.
-        stream: as of Communicator, for `values` on a GPU; by default a tensor's is the current one.
-            The call is queued there and does not wait.
+        stream: as of Communicator, for arrays on a GPU; for tensors it is torch's current one. The
+            call is queued there and does not wait.
 
     Returns:
         A uint8 vector of `codec.code_bytes(count)`, a tensor if `values` is one. The code does not

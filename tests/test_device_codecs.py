@@ -191,6 +191,8 @@ def every_type_of_tensor():
     code = pycoll.encode(torch.ones(3, 500, device="simgpu"), "int8")
     assert pycoll.decode(code, "int8", (3, 500), out=out) is out
     assert (out.cpu() == 1).all()
+    with pytest.raises(pycoll.InvalidArgumentError, match="torch's current stream"):
+        pycoll.encode(out, "int8", stream=1)
 
 
 def test_tensors_on_the_current_stream():

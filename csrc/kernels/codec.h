@@ -91,8 +91,9 @@ struct EncodeRequest {
   size_t count;
   std::byte* code;  // code_bytes(codec, count)
   // Error feedback (Karimireddy et al., 2019), or nullptr. What is encoded is value + residual, in
-  // float32; the residual becomes what the code lacks of it. Blocks that are not finite leave it as
-  // it is; so do single values of fp16 and bf16.
+  // float32, a NaN of either as it is in the value, else the quiet one; the residual becomes what
+  // the code lacks of it. Blocks that are not finite leave it as it is; so do single values of fp16
+  // and bf16.
   float* residual = nullptr;
 };
 

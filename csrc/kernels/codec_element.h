@@ -223,7 +223,7 @@ PYCOLL_HD float power_of_two(int32_t exponent) {
   return bits_as<float>(static_cast<uint32_t>(exponent + 127) << 23);
 }
 
-// What a value of the code is multiplied by. Whatever comes in place of a code decodes as something.
+// What a value of the code is multiplied by. Whatever comes in place of an exponent is one.
 PYCOLL_HD float half_factor(int32_t exponent) {
   return power_of_two(clamp(exponent, 0, 126));
 }

@@ -115,12 +115,14 @@ void launch_decode(World& world, const Coded& coded) {
   require(cuda::decode_many(call, world.stream(0)), "decode");
 }
 
+// The host takes a while for long ones: only blocks of 256 have them.
 int check_codecs(uint64_t longest) {
   int done = 0;
   for (int kind = 0; kind < static_cast<int>(CodecKind::kCount); ++kind) {
     for (const uint32_t block : {32u, 256u, 1024u, 4096u}) {
       for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
-        for (const uint64_t count : {uint64_t{1}, uint64_t{255}, uint64_t{8193}, longest}) {
+        const uint64_t most = block == 256 ? longest : 20011;
+        for (const uint64_t count : {uint64_t{1}, uint64_t{255}, uint64_t{8193}, most}) {
           Codec codec{static_cast<CodecKind>(kind), block};
           codec.stochastic = done % 2 == 0 && traits_of(codec.kind).may_be_stochastic;
           check_codec_of(codec, dtype, count, done % 3 == 0);

@@ -286,6 +286,8 @@ class BlockTeam {
   PYCOLL_DEVICE void fill_groups(const element::RandomStream& stream, uint64_t group,
                                  float* room) const {
     constexpr uint32_t kLanes = element::kRandomLanes, kGroup = element::kRandomGroup;
+    // One counter at a time: two would take registers that the values need.
+#pragma unroll 1
     for (uint32_t g = lane_ / kLanes; g < kWarpValues / kGroup; g += kWarp / kLanes) {
       const uint32_t lane = lane_ % kLanes;
       const element::Words4 words = element::random_words(stream, (group + g) * kLanes + lane);
@@ -443,8 +445,10 @@ class BlockEncoder {
   BlockTeam team_;
 };
 
+// Two blocks of threads a multiprocessor, but for Ternary, which divides twice: on sm_100 it would
+// need more than 64 registers for that.
 template <class C, bool kRandom>
-__global__ void __launch_bounds__(kMaxThreads, 2)
+__global__ void __launch_bounds__(kMaxThreads, C::bits == 2 ? 1 : 2)
     encode_blocks_kernel(PYCOLL_GRID_CONSTANT EncodeArguments in) {
   PYCOLL_DYNAMIC_SHARED(float, room);
   BlockEncoder<C, kRandom> encoder(in, room);

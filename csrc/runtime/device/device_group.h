@@ -102,8 +102,9 @@ class DeviceLibrary {
 
   // The codecs of kernels/codec.h on memory of `device`, queued on a stream of it: until the work
   // is over the memory must live. Throws Error(invalid_argument), with nothing queued, for a codec
-  // or a type that cannot be, for codes that are not aligned to 16 bytes, and for values that are
-  // not to their elements. A code is the CPU's to the byte, and so is what becomes of it.
+  // or a type that cannot be, for more than 64 codes, for codes that are not aligned to 16 bytes,
+  // and for values that are not to their elements. A code is the CPU's to the byte, and so is what
+  // becomes of it.
   virtual void encode(const EncodeRequest& request, int device, void* stream) const = 0;
   virtual void decode(const DecodeRequest& request, int device, void* stream) const = 0;
 
