@@ -30,6 +30,8 @@ WAITING = KERNELS + "waiting.cuh"
 SHARED = KERNELS + "shared_device.cuh"
 FUSED = KERNELS + "fused.cuh"
 CODEC = KERNELS + "codec.cuh"
+CODEC_TEAM = KERNELS + "codec_team.cuh"
+CODEC_UNITS = KERNELS + "codec_units.cuh"
 WRONG = ("FAILED",)
 CREDIT = "credit_of(group_, step.from, group_.rank, fifo),"
 SYNC = "    __syncthreads();\n"
@@ -258,7 +260,7 @@ MUTANTS = [
     ),
     Mutant(
         "no_sync_before_terms_are_added",
-        CODEC,
+        CODEC_TEAM,
         "    sync(within_warp);\n    const uint32_t first",
         "    const uint32_t first",
         "a sum of a block takes terms that are not there yet",
@@ -268,7 +270,7 @@ MUTANTS = [
     ),
     Mutant(
         "no_sync_before_a_sum_is_read",
-        CODEC,
+        CODEC_TEAM,
         "    sync(within_warp);\n    return sums[",
         "    return sums[",
         "threads read the sum of their block before it is there",
@@ -278,7 +280,7 @@ MUTANTS = [
     ),
     Mutant(
         "blocks_of_two_warps_as_of_one",
-        CODEC,
+        CODEC_TEAM,
         "const bool within_warp = block_ <= kWarpValues;",
         "const bool within_warp = block_ <= 2 * kWarpValues;",
         "a warp adds up what another one has",
@@ -288,7 +290,7 @@ MUTANTS = [
     ),
     Mutant(
         "maxima_not_alternated",
-        CODEC,
+        CODEC_TEAM,
         "    odd_ = !odd_;\n",
         "",
         "maxima of a tile are written while threads still read those of the one before",
@@ -296,7 +298,7 @@ MUTANTS = [
     ),
     Mutant(
         "no_sync_after_drawing_numbers",
-        CODEC,
+        CODEC_TEAM,
         "/ element::kRandomGroup, room);\n      __syncwarp();\n",
         "/ element::kRandomGroup, room);\n",
         "threads round by numbers that others have not drawn yet",
@@ -306,7 +308,7 @@ MUTANTS = [
     ),
     Mutant(
         "no_sync_before_drawing_numbers",
-        CODEC,
+        CODEC_TEAM,
         "      __syncwarp();  // others may still read there\n",
         "",
         "numbers are overwritten by those of the next tile",
@@ -324,7 +326,7 @@ MUTANTS = [
     ),
     Mutant(
         "block_sums_in_another_order",
-        CODEC,
+        CODEC_TEAM,
         "for (uint32_t half = kLanes / 2; half > 0; half /= 2) {",
         "for (uint32_t half = 1; half < kLanes; half *= 2) {",
         "the mean of a block is rounded otherwise than on the CPU",
@@ -364,7 +366,7 @@ MUTANTS = [
     ),
     Mutant(
         "value_beyond_the_end",
-        CODEC,
+        CODEC_UNITS,
         "x[k] = k < n ? from[k] : T{};",
         "x[k] = k <= n ? from[k] : T{};",
         "a value behind the last one is read",
@@ -374,7 +376,7 @@ MUTANTS = [
     ),
     Mutant(
         "misaligned_units",
-        CODEC,
+        CODEC_UNITS,
         "  if (n == kUnit && device::is_aligned16(to)) {\n",
         "  if (n == kUnit) {\n",
         "sixteen bytes are stored at an address that is no multiple of 16",
