@@ -127,7 +127,7 @@ def refused(gpu):
         (lambda: pycoll.encode(x, "int8", out=on_cpu), "out is not on a GPU"),
         (lambda: pycoll.encode(values_of(64), "int8", out=code), "out is on a GPU"),
         (lambda: pycoll.encode(values_of(64), "int8", stream=1), "a stream was given"),
-        (lambda: pycoll.encode(code, "int8", out=code), "not uint8"),
+        (lambda: pycoll.encode(code, "int8", out=code), "has dtype uint8, not float32"),
         (lambda: pycoll.decode(code, "int8", 65, out=x), "a code has 80 bytes, 96 are needed"),
         (lambda: pycoll.decode(x, "int8", 64, out=x), "has dtype float32, not uint8"),
         (lambda: pycoll.decode(code, "int8", 64, out=code), "out has shape"),
