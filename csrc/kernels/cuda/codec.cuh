@@ -3,9 +3,9 @@
 // CPU's to the byte (nvcc -fmad=false, no fast math).
 //
 // A thread has a *unit*: eight values, a whole number of bytes of any code, in registers from their
-// load to their code. A block of threads has a tile: whole codec blocks, but at the end of a vector.
-// Codec blocks of up to 256 values are one warp's. Units and values beyond the end of a vector are
-// zeros, which changes no largest magnitude and no sum.
+// load to their code. A block of threads has a tile: whole codec blocks, but at the end of a
+// vector. Codec blocks of up to 256 values are one warp's. Units and values beyond the end of a
+// vector are zeros, which changes no largest magnitude and no sum.
 #pragma once
 
 #include "kernels/cuda/codec_team.cuh"
