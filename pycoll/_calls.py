@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pycoll import _core
 from pycoll._arrays import Array
+
+if TYPE_CHECKING:
+    from pycoll.codecs import Codec
 
 
 class Call:
@@ -20,6 +23,8 @@ class Call:
         root: int,
         algorithm: str,
         timeout: float | None,
+        codec: str | Codec | None = None,
+        step: int | None = None,
     ) -> None:
         if factor != 1.0 and op != "premul_sum":
             raise _core.InvalidArgumentError(
@@ -31,6 +36,9 @@ class Call:
         self.root = root
         self.algorithm = algorithm
         self.timeout = timeout
+        self.codec = codec
+        self.step = step
+        self.residuals: tuple[Array | None, Array | None] = (None, None)
 
 
 class Message:

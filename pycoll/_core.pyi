@@ -404,6 +404,11 @@ class Codec:
 class RandomKey:
     def __init__(self, *, seed: int = 0, step: int = 0, rank: int = 0, first: int = 0) -> None: ...
 
+class CodecChoice:
+    """The codec of a call, and what its random numbers depend on; step None: the call's number."""
+
+    def __init__(self, codec: Codec, seed: int, step: int | None = None) -> None: ...
+
 def codecs() -> list[tuple[str, int, int, bool, bool]]:
     """Rows (name, bits a value, floats a block, may be stochastic, always is)."""
 
@@ -593,6 +598,16 @@ class CommunicatorCore:
     def run_message(self, message: Message) -> int:
         """The rank that sent it; -1 for a send."""
     def submit_message(self, message: Message) -> WorkCore: ...
+    def compresses(self, collective: str, dtype: str, op: str) -> bool:
+        """False: such calls are exempt from codecs."""
+
+    def submit_codec(
+        self,
+        call: Call,
+        choice: CodecChoice,
+        residual: npt.NDArray[Any] | None,
+        sum_residual: npt.NDArray[Any] | None,
+    ) -> WorkCore: ...
     def devices(self, library: str) -> DeviceCalls:
         """Opens the GPU's library at that path, once."""
     def close(self) -> None: ...

@@ -18,10 +18,12 @@ def create(options: Any, backend_options: Any) -> Any:
     errors of `pycoll` when the ranks do not find each other.
     """
     from pycoll import _native
+    from pycoll.codecs import codec_of
     from pycoll.options import Options
 
     native = _native.load()
-    variables, table = Options.of(backend_options).resolve()
+    settings = Options.of(backend_options)
+    variables, table = settings.resolve()
     return native.create_backend(
         options.store,
         options.group_rank,
@@ -31,4 +33,6 @@ def create(options: Any, backend_options: Any) -> Any:
         list(options.global_ranks_in_group),  # empty for the default group: all ranks
         variables,
         table,
+        None if settings.codec is None else codec_of(settings.codec)._fields(),
+        settings.least_bytes,
     )

@@ -76,9 +76,27 @@ class Codec:
                 f"codec {self.kind}: {settings} are not the numbers it takes"
             ) from None
 
+    def _choice(self, step: int | None) -> _core.CodecChoice:
+        _check_step(step)
+        return _core.CodecChoice(self._native(), getattr(self, "seed", 0), step)
+
+    def _fields(self, step: int | None = None) -> tuple[str, int, bool, int, int | None]:
+        """As the torch module takes it."""
+        _check_step(step)
+        stochastic: bool = getattr(self, "stochastic", False)
+        return (self.kind, getattr(self, "block", 256), stochastic, getattr(self, "seed", 0), step)
+
     def code_bytes(self, count: int) -> int:
         """Bytes of the code of `count` values."""
         return self._native().code_bytes(count)
+
+
+def _check_step(step: int | None) -> None:
+    try:
+        if step is not None:
+            _core.RandomKey(step=step)
+    except TypeError:
+        raise _core.InvalidArgumentError(f"step is a number of 32 bits, not {step!r}") from None
 
 
 @dataclass(frozen=True)
@@ -221,6 +239,7 @@ def encode(
         UnsupportedError: `values` are on a GPU that this pycoll was not built for.
     """
     codec = codec_of(codec)
+    _check_step(step)
     try:
         key = _core.RandomKey(seed=getattr(codec, "seed", 0), step=step, rank=rank, first=first)
     except TypeError:

@@ -18,9 +18,11 @@ from pycoll._arrays import (
     check_stacked,
 )
 from pycoll._calls import Call, Message, Work
+from pycoll._codec_calls import CodecPart
 from pycoll._device_arrays import seen
 from pycoll._device_calls import DevicePart, on_device
 from pycoll._store_adapter import adapt_store
+from pycoll.codecs import Codec
 from pycoll.options import Options
 
 __all__ = ["Communicator", "Work"]
@@ -68,6 +70,14 @@ class Communicator:
     Everywhere, `algorithm` forces an algorithm (`pycoll explain` lists them; `auto` takes what
     `algorithm_for` names), `timeout` is in seconds and replaces the group's, and with `async_op`
     the call returns a `Work` at once: arrays must not be touched until its wait() has returned.
+
+    `codec` (a name or an object of `pycoll.codecs`) lets float32, float16 and bfloat16 values
+    travel as codes; None takes what the group's `Options` say. Every rank, the owner of a value
+    too, ends with what the codes decode to: the same bits. An all_reduce quantises twice (each
+    rank's values; the sum, which is made in float32), everything else once. Exempt, and exact:
+    other dtypes, operations other than sum and avg, vectors below `Options.min_bytes`, groups of
+    one, calls that force an algorithm. `step`: what the random numbers of stochastic rounding
+    depend on beside the codec's seed; None: the number of the call.
     """
 
     def __init__(
@@ -89,7 +99,8 @@ class Communicator:
             raise _core.InvalidArgumentError(
                 f"rank {rank} is not between 0 and world_size - 1 = {world_size - 1}"
             )
-        variables, table = Options.of(options).resolve()
+        settings = Options.of(options)
+        variables, table = settings.resolve()
         self.rank = rank
         self.world_size = world_size
         self._core = _core.CommunicatorCore(
@@ -102,6 +113,7 @@ class Communicator:
             table=table,
         )
         self._devices = DevicePart(self._core, timeout)
+        self._codecs = CodecPart(self._core, settings)
         # Also at exit, before the interpreter ends threads that still carry operations.
         weakref.finalize(self, self._core.close)
 
@@ -131,19 +143,26 @@ class Communicator:
         factor: float = 1.0,
         algorithm: str = "auto",
         timeout: float | None = None,
+        codec: str | Codec | None = None,
+        step: int | None = None,
+        residual: Array | None = None,
+        sum_residual: Array | None = None,
         stream: Any = None,
         async_op: bool = False,
     ) -> Work | None:
         """Replaces `array` on every rank by the reduction over all ranks.
 
-        Shape and dtype must be the same on all ranks.
+        Shape and dtype must be the same on all ranks. `residual`, `sum_residual`: error feedback of
+        the codec, float32 arrays of as many elements, as of `pycoll.all_reduce`.
         """
         plain = factor == 1.0 and algorithm == "auto" and timeout is None and stream is None
+        plain = plain and codec is None and self._codecs.default is None
         if plain and not async_op and self._core.all_reduce_at_once(array, op):
             return None
         array = seen(array)
         check_array("all_reduce", "array", array, writable=True)
-        call = Call("all_reduce", op, factor, 0, algorithm, timeout)
+        call = Call("all_reduce", op, factor, 0, algorithm, timeout, codec, step)
+        call.residuals = self._codecs.residuals_of(call, array, residual, sum_residual)
         return self._run(call, [array], [array], stream, async_op)
 
     def all_gather(
@@ -153,6 +172,8 @@ class Communicator:
         *,
         algorithm: str = "auto",
         timeout: float | None = None,
+        codec: str | Codec | None = None,
+        step: int | None = None,
         stream: Any = None,
         async_op: bool = False,
     ) -> Work | None:
@@ -170,7 +191,7 @@ class Communicator:
             "all_gather", "output", output, self.world_size, input.dtype, writable=True
         )
         self._check_slot("all_gather", "input", input, "output", outputs[self.rank])
-        call = Call("all_gather", "none", 1.0, 0, algorithm, timeout)
+        call = Call("all_gather", "none", 1.0, 0, algorithm, timeout, codec, step)
         return self._run(call, [input], outputs, stream, async_op)
 
     def reduce_scatter(
@@ -182,6 +203,8 @@ class Communicator:
         factor: float = 1.0,
         algorithm: str = "auto",
         timeout: float | None = None,
+        codec: str | Codec | None = None,
+        step: int | None = None,
         stream: Any = None,
         async_op: bool = False,
     ) -> Work | None:
@@ -199,7 +222,7 @@ class Communicator:
             "reduce_scatter", "input", input, self.world_size, output.dtype, writable=False
         )
         self._check_slot("reduce_scatter", "output", output, "input", inputs[self.rank])
-        call = Call("reduce_scatter", op, factor, 0, algorithm, timeout)
+        call = Call("reduce_scatter", op, factor, 0, algorithm, timeout, codec, step)
         return self._run(call, inputs, [output], stream, async_op)
 
     def broadcast(
@@ -209,6 +232,8 @@ class Communicator:
         *,
         algorithm: str = "auto",
         timeout: float | None = None,
+        codec: str | Codec | None = None,
+        step: int | None = None,
         stream: Any = None,
         async_op: bool = False,
     ) -> Work | None:
@@ -218,7 +243,7 @@ class Communicator:
         """
         array = seen(array)
         check_array("broadcast", "array", array, writable=True)
-        call = Call("broadcast", "none", 1.0, root, algorithm, timeout)
+        call = Call("broadcast", "none", 1.0, root, algorithm, timeout, codec, step)
         return self._run(call, [array], [array], stream, async_op)
 
     def reduce(
@@ -319,6 +344,8 @@ class Communicator:
         *,
         algorithm: str = "auto",
         timeout: float | None = None,
+        codec: str | Codec | None = None,
+        step: int | None = None,
         stream: Any = None,
         async_op: bool = False,
     ) -> Work | None:
@@ -337,7 +364,7 @@ class Communicator:
         self._check_slot(
             "all_to_all", "input for itself", inputs[self.rank], "output", outputs[self.rank]
         )
-        call = Call("all_to_all", "none", 1.0, 0, algorithm, timeout)
+        call = Call("all_to_all", "none", 1.0, 0, algorithm, timeout, codec, step)
         return self._run(call, inputs, outputs, stream, async_op)
 
     def barrier(
@@ -463,6 +490,10 @@ class Communicator:
         async_op: bool,
     ) -> Work | None:
         if on_device(call.collective, [*inputs, *outputs], stream):
+            if call.codec is not None:
+                raise _core.UnsupportedError(
+                    f"{call.collective} with a codec: codecs serve arrays in host memory so far"
+                )
             return self._devices.run(call, inputs, outputs, stream, async_op)
         dense = Dense(inputs, outputs)
         arrays = inputs or outputs
@@ -478,6 +509,13 @@ class Communicator:
             timeout=call.timeout,
             on_result=dense.copy_back if dense.copies_back else None,
         )
+        codec = self._codecs.codec_for(call, inputs, outputs)
+        if codec is not None:
+            work = Work(self._codecs.start(call, core_call, codec))
+            if async_op:
+                return work
+            work.wait()
+            return None
         if async_op:
             return Work(self._core.submit(core_call))
         self._core.run(core_call)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from pycoll import _native
+from pycoll import _core, _native
+from pycoll.codecs import Codec, codec_of
 
 if TYPE_CHECKING:
     import torch
@@ -49,21 +50,57 @@ def _all_reduce(
     op: str | Any = "sum",
     group: dist.ProcessGroup | None = None,
     async_op: bool = False,
+    *,
+    codec: str | Codec | None = None,
+    step: int | None = None,
+    residual: torch.Tensor | None = None,
+    sum_residual: torch.Tensor | None = None,
 ) -> Any:
     """Combines `tensor` over all ranks of the group, in place; every rank gets the same bits.
 
     `tensor`: any shape, strides and dtype that `torch.distributed.all_reduce` takes, the same
     number of elements on every rank. `op`: "sum", "avg", "product", "min", "max", "band", "bor",
     "bxor", or what torch has (`ReduceOp.SUM`, ...). `group`: None is the default group. Returns
-    None, with `async_op` torch's Work. Raises what torch.distributed raises: `DistBackendError`
+    None, with `async_op` torch's Work.
+
+    `codec`: CPU tensors of float32, float16 and bfloat16 travel as codes (a name such as "int8", or
+    an object of `pycoll.codecs`) under "sum" and "avg", but for those below the group's
+    `Options.min_bytes`; without it, as the group's `Options` say. Every rank must give the same
+    one, and gets the same bits: what the codes of the sum decode to. `step`: what the random
+    numbers of stochastic rounding depend on beside the codec's seed; None: the number of the call.
+
+    `residual`: error feedback (Karimireddy et al., ICML 2019). A dense float32 CPU tensor of as
+    many elements, zeros at first. What is encoded is the value plus its residual, which then
+    becomes what the code lacks of it; values that are not finite leave it as it is, and so does a
+    call that is exempt. `sum_residual`: the same for the sum (the mean, under "avg"), which is
+    encoded by its owners: each rank uses a part of its own.
+
+    Raises what torch.distributed raises: `DistBackendError`
     when a rank died, came too late or called something else, `RuntimeError` and `ValueError` for
     arguments.
     """
+    import torch
+
     if isinstance(op, str):
         if op not in _OPS:
             raise ValueError(f"{op!r} is no reduce operation; there are: {', '.join(_OPS)}")
         op = _OPS[op]
-    return dist.all_reduce(tensor, op, group, async_op)
+    if codec is None:
+        if residual is not None or sum_residual is not None:
+            raise ValueError("all_reduce: residuals are those of a codec, which was not given")
+        return dist.all_reduce(tensor, op, group, async_op)
+    fields = codec_of(codec)._fields(step)
+    if not isinstance(tensor, torch.Tensor) or group is dist.GroupMember.NON_GROUP_MEMBER:
+        return dist.all_reduce(tensor, op, group, async_op)  # which says so
+    backend = _backend_of(group or dist.group.WORLD)
+    if backend is None or tensor.device.type != "cpu":
+        raise _core.UnsupportedError(
+            f"all_reduce with a codec: a group of {dist.get_backend(group)} and a tensor on "
+            f"{tensor.device}; codecs serve CPU tensors of groups of pycoll"
+        )
+    if not isinstance(op, dist.ReduceOp):
+        op = dist.ReduceOp(op)
+    return backend.all_reduce_over(tensor, op, async_op, fields, residual, sum_residual)
 
 
 all_reduce = _native.load().make_all_reduce(distributed_c10d._world, _backend_of, _all_reduce)

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pycoll import _core
+from pycoll.codecs import Codec, codec_of
 from pycoll.selection import Row, Table
 
 __all__ = ["Options"]
 
+# Below, codes cost more time than they save on any link.
+MIN_BYTES = 16384
 LEVELS = ("ranks", "run", "algorithm")
 
 
@@ -21,7 +24,8 @@ class Options:
     ``init_process_group`` and ``new_group``, ``options`` of `pycoll.Communicator`.
 
     What is None comes from the environment. Raises `InvalidArgumentError` (a ValueError) that says
-    what is allowed; ranks whose options differ raise `MismatchError` when the group is made.
+    what is allowed; ranks whose options differ raise `MismatchError` when the group is made, but
+    for `codec` and `min_bytes`, which nobody compares before the calls do.
 
     Attributes:
         determinism: which results have the same bits: "ranks": those of all ranks; "run": and those
@@ -32,12 +36,18 @@ class Options:
         algo: rules before the table's, in the grammar of PYCOLL_ALGO:
             ``"all_reduce=ring:0-1M,two_shot;broadcast=tree"``.
         variables: any other PYCOLL_* variable, for this group alone.
+        codec: how floats of all_reduce and reduce_scatter travel in calls that name no codec: a
+            name such as "int8", or an object such as ``pycoll.Int8(block=64)`` (pycoll.codecs has
+            them); None: as they are. What is gathered and broadcast stays exact.
+        min_bytes: vectors of fewer bytes travel as they are; None: 16384.
     """
 
     determinism: Literal["ranks", "run", "algorithm"] | None = None
     table: str | os.PathLike[str] | Table | None = None
     algo: str | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
+    codec: str | Codec | None = None
+    min_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.determinism not in (None, *LEVELS):
@@ -52,6 +62,14 @@ class Options:
             raise _core.InvalidArgumentError(
                 f"algo is a text like 'all_reduce=ring', not {self.algo!r}"
             )
+        if self.codec is not None:
+            codec_of(self.codec)
+        if self.min_bytes is not None and not (
+            isinstance(self.min_bytes, int) and self.min_bytes >= 0
+        ):
+            raise _core.InvalidArgumentError(
+                f"min_bytes is a number of bytes, not {self.min_bytes!r}"
+            )
         variables = dict(self.variables)
         if self.algo is not None:
             variables["PYCOLL_ALGO"] = self.algo
@@ -61,6 +79,11 @@ class Options:
                     f"options map names of PYCOLL_* variables to texts, not {name!r} to {value!r}"
                 )
             _core.check_variable(name, value)
+
+    @property
+    def least_bytes(self) -> int:
+        """Of a vector that is compressed."""
+        return MIN_BYTES if self.min_bytes is None else self.min_bytes
 
     @staticmethod
     def of(given: Any) -> Options:

@@ -21,7 +21,9 @@ GROUP_TIMEOUT = 30.0
 class ThreadRanks:
     """A group of `world_size` ranks, each in a thread of its own; close() when done."""
 
-    def __init__(self, world_size: int, options: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, world_size: int, options: dict[str, str] | pycoll.Options | None = None
+    ) -> None:
         self.world_size = world_size
         self._pools = [ThreadPoolExecutor(1, f"rank{rank}") for rank in range(world_size)]
         self._directory = tempfile.mkdtemp(prefix="pycoll-threads-")

@@ -120,9 +120,8 @@ def test_what_is_refused():
     for seed in (-1, 1 << 64, 0.5):
         with pytest.raises(pycoll.InvalidArgumentError, match="not the numbers it takes"):
             pycoll.Int8(seed=seed)
-    for key in ({"step": -1}, {"rank": 1 << 32}, {"first": -1}):
-        with pytest.raises(pycoll.InvalidArgumentError, match=f"{next(iter(key))}="):
-            pycoll.encode(x, "int8", **key)
+    with pytest.raises(pycoll.InvalidArgumentError, match="step is a number of 32 bits, not -1"):
+        pycoll.encode(x, "int8", step=-1)
 
 
 def test_codecs_are_values():

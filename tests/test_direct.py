@@ -267,5 +267,9 @@ def test_looks_like_a_function():
         "op",
         "group",
         "async_op",
+        "codec",
+        "step",
+        "residual",
+        "sum_residual",
     ]
     assert "DistBackendError" in pycoll.all_reduce.__doc__

@@ -13,6 +13,7 @@
 #include "gil.h"
 #include "kernels/codec.h"
 #include "parse.h"
+#include "runtime/codec_call.h"
 #include "runtime/device/device_group.h"
 #include "runtime/float_mode.h"
 
@@ -178,6 +179,11 @@ void bind_codec(py::module_& m) {
              return RandomKey{seed, step, rank, first};
            }),
            py::kw_only(), arg("seed") = 0, arg("step") = 0, arg("rank") = 0, arg("first") = 0);
+  py::class_<CodecChoice>(m, "CodecChoice")
+      .def(py::init([](const Codec& codec, uint64_t seed, std::optional<uint32_t> step) {
+             return CodecChoice{codec, seed, step};
+           }),
+           arg("codec"), arg("seed"), arg("step") = py::none());
   m.def("codecs", &codecs,
         "Rows (name, bits a value, floats a block, may be stochastic, always is).");
   m.def("encode", &encode, py::kw_only(), arg("codec"), arg("values"), arg("dtype"), arg("code"),

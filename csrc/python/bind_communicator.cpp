@@ -20,6 +20,7 @@
 #include "op_names.h"
 #include "parse.h"
 #include "requests.h"
+#include "runtime/codec_group.h"
 #include "runtime/communicator.h"
 #include "transport/network.h"
 
@@ -154,36 +155,36 @@ py::object arrays_of(const PyMessage& message) {
   return message.array;
 }
 
-// An operation in flight. The arrays are kept by the operation until it has ended, not by this
-// object: a caller may drop it without waiting.
+// What is in flight. The arrays are kept by the operation until it has ended, not by this object: a
+// caller may drop it without waiting.
 class PyWork {
  public:
-  PyWork(std::shared_ptr<Communicator> communicator, std::shared_ptr<Operation> operation,
+  // `home` outlives what is pending.
+  PyWork(std::shared_ptr<void> home, std::shared_ptr<Pending> pending,
          std::shared_ptr<Callers> callers)
-      : communicator_(std::move(communicator)),
-        operation_(std::move(operation)),
-        callers_(std::move(callers)) {}
+      : home_(std::move(home)), pending_(std::move(pending)), callers_(std::move(callers)) {}
   ~PyWork() {
     // The last reference to the communicator joins threads that may want the GIL.
     const GilRelease release;
-    communicator_.reset();
+    pending_.reset();
+    home_.reset();
   }
 
   bool wait(std::optional<double> timeout) {
     std::optional<Nanoseconds> limit;
     if (timeout) limit = from_seconds(*timeout);
     const Callers::Inside inside(*callers_);
-    if (operation_->done()) return communicator_->wait(operation_, limit, nullptr);
+    if (pending_->done()) return pending_->wait(limit, nullptr);
     const GilRelease release;
-    return communicator_->wait(operation_, limit, check_signals);
+    return pending_->wait(limit, check_signals);
   }
-  bool done() const { return operation_->done(); }
-  uint64_t sequence() const { return operation_->sequence(); }
-  int source() const { return operation_->source(); }
+  bool done() const { return pending_->done(); }
+  uint64_t sequence() const { return pending_->sequence(); }
+  int source() const { return pending_->source(); }
 
  private:
-  std::shared_ptr<Communicator> communicator_;
-  std::shared_ptr<Operation> operation_;
+  std::shared_ptr<void> home_;
+  std::shared_ptr<Pending> pending_;
   std::shared_ptr<Callers> callers_;
 };
 
@@ -199,11 +200,14 @@ class PyCommunicator {
     const GilRelease release;
     communicator_ = Communicator::make(request, networks.network_for(prefix, request.config),
                                        from_seconds(timeout));
+    codecs_ = CodecGroup::make(communicator_);
   }
   ~PyCommunicator() {
     const GilRelease release;
     if (devices_) devices_->close();
-    if (communicator_) communicator_->close();
+    codecs_->close();  // calls of lanes' threads may hold the group a little longer
+    communicator_->close();
+    codecs_.reset();
     communicator_.reset();
   }
 
@@ -212,12 +216,13 @@ class PyCommunicator {
     const Callers::Inside inside(*callers_);
     communicator_->throw_if_dead();  // close() does not wait for callers that come later
     const GilRelease release;
+    let_end(request);
     communicator_->run(std::move(request), check_signals);
   }
   // all_reduce of an array that needs no closer look. False: nothing has happened, run() must be
   // asked.
   bool all_reduce_at_once(const py::handle& given, const py::handle& op) {
-    if (!py::isinstance<py::array>(given)) return false;
+    if (!py::isinstance<py::array>(given) || !codecs_->idle()) return false;
     const auto array = py::reinterpret_borrow<py::array>(given);
     const auto dtype = plain_dtype(array);
     const auto reduce_op = op_names_.find(op.ptr());
@@ -246,12 +251,36 @@ class PyCommunicator {
     request.keep_alive = share(arrays_of(asked));
     const Callers::Inside inside(*callers_);
     communicator_->throw_if_dead();
-    std::shared_ptr<Operation> operation;
+    std::shared_ptr<Pending> pending;
     {
       const GilRelease release;
-      operation = communicator_->submit(std::move(request));
+      let_end(request);
+      auto operation = communicator_->submit(std::move(request));
+      pending = std::make_shared<QueuedOperation>(communicator_, std::move(operation));
     }
-    return std::make_unique<PyWork>(communicator_, std::move(operation), callers_);
+    return std::make_unique<PyWork>(nullptr, std::move(pending), callers_);
+  }
+  bool compresses(const std::string& collective, const std::string& dtype,
+                  const std::string& op) const {
+    return CodecGroup::serves(*communicator_, parse_enum<Collective>(collective, "collective"),
+                              parse_enum<DType>(dtype, "dtype"),
+                              parse_enum<ReduceOp>(op, "reduce operation"));
+  }
+  using Residual = std::optional<py::array>;
+  std::unique_ptr<PyWork> submit_codec(const PyCall& call, const CodecChoice& choice,
+                                       const Residual& residual, const Residual& sum_residual) {
+    CodecRequest request = with_codec(make_request(call), choice);
+    if (residual) request.residual = view_of({*residual}, sizeof(float), true);
+    if (sum_residual) request.sum_residual = view_of({*sum_residual}, sizeof(float), true);
+    request.keep_alive = share(py::make_tuple(arrays_of(call), residual, sum_residual));
+    const Callers::Inside inside(*callers_);
+    communicator_->throw_if_dead();
+    std::shared_ptr<Pending> pending;
+    {
+      const GilRelease release;
+      pending = codecs_->submit(std::move(request), check_signals);
+    }
+    return std::make_unique<PyWork>(codecs_, std::move(pending), callers_);
   }
   // For arrays on GPUs; made at the first call.
   std::shared_ptr<DeviceCalls> devices(const std::string& library) {
@@ -261,14 +290,23 @@ class PyCommunicator {
   void close() {
     const GilRelease release;
     if (devices_) devices_->close();
+    codecs_->close();
     communicator_->close();
     callers_->wait_until_gone(std::chrono::seconds(1));
   }
+  void abort(const std::string& reason) { communicator_->abort(reason); }
   Communicator& core() const { return *communicator_; }
 
  private:
+  // Messages are not ordered with collectives.
+  void let_end(const MessageRequest& /*request*/) const {}
+  void let_end(const CallRequest& request) const {
+    codecs_->let_end({request.input, request.output, size_of(request.dtype)}, check_signals);
+  }
+
   std::shared_ptr<Communicator> communicator_;
   std::shared_ptr<DeviceCalls> devices_;  // guarded by the GIL
+  std::shared_ptr<CodecGroup> codecs_;
   std::shared_ptr<Callers> callers_ = std::make_shared<Callers>();
   const OpNames op_names_;
 };
@@ -359,11 +397,13 @@ void bind_groups(py::module_& m) {
       .def("submit", &PyCommunicator::submit<PyCall>)
       .def("run_message", &PyCommunicator::run_message)
       .def("submit_message", &PyCommunicator::submit<PyMessage>)
+      .def("compresses", &PyCommunicator::compresses, py::arg("collective"), py::arg("dtype"),
+           py::arg("op"))
+      .def("submit_codec", &PyCommunicator::submit_codec, py::arg("call"), py::arg("choice"),
+           py::arg("residual"), py::arg("sum_residual"))
       .def("devices", &PyCommunicator::devices, py::arg("library"))
       .def("close", &PyCommunicator::close)
-      .def(
-          "abort", [](PyCommunicator& c, const std::string& why) { c.core().abort(why); },
-          without_gil)
+      .def("abort", &PyCommunicator::abort, without_gil)
       .def("dead", [](PyCommunicator& c) { return c.core().dead(); })
       .def(
           "sequence", [](PyCommunicator& c) { return c.core().sequence(); }, without_gil)

@@ -253,6 +253,11 @@ CallHeader Communicator::header_of(const CallRequest& request, const Algorithm& 
   header.reduce_op = request.reduce_op;
   header.root = request.root;
   header.algorithm = hash_text(algorithm.name);
+  if (request.over.codec != 0) {
+    header.codec = request.over.codec;
+    header.root = request.over.call;
+    header.algorithm ^= request.over.layout;
+  }
   return header;
 }
 

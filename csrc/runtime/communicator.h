@@ -36,6 +36,8 @@
 
 namespace pycoll {
 
+struct Touched;  // overlap.h
+
 // Called now and then by a waiting thread; may throw to give up (a Python signal handler did).
 using Interrupt = std::function<void()>;
 
@@ -54,13 +56,22 @@ class Communicator {
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
   const Config& config() const { return config_; }
+  // Of each rank, by first appearance.
+  const std::vector<int32_t>& hosts() const { return hosts_; }
   const char* transport_name() const { return transport_->name(); }
   void set_timeout(Nanoseconds timeout);
+  Nanoseconds timeout() const { return timeout_.load(std::memory_order_relaxed); }
   uint64_t sequence() const;
 
   // Throws Error(invalid_argument, not_implemented) for a call that submit() would refuse. For
   // whoever submits several: one that is refused must not leave the others under way.
   void check(const CallRequest& request) const { examine(request); }
+  // Throws what every call throws that would wait, in a forked child and in a signal handler that
+  // has interrupted a call of this group. For whoever waits for one of its operations otherwise.
+  void check_caller() const {
+    check_owner();
+    refuse_in_interrupt();
+  }
   // Queues a call. Throws what check() throws before anything happened, or the group's error when
   // it is dead.
   std::shared_ptr<Operation> submit(CallRequest request);
@@ -81,14 +92,18 @@ class Communicator {
 
   // Collective over this group: ranks that give the same color, 0 or more, make a group of their
   // own, in the order of their ranks here; nullptr for a negative color. As MPI_Comm_split. The new
-  // groups know nothing of this one, and number their ranks from 0. Throws what make() throws.
-  std::shared_ptr<Communicator> split(int color);
+  // groups know nothing of this one, and number their ranks from 0. Throws what make() throws, and
+  // what the interrupt does.
+  std::shared_ptr<Communicator> split(int color, const Interrupt& interrupt = nullptr);
 
   // The algorithm that a call of that size would use here.
   const Algorithm& algorithm_for(Collective collective, uint64_t bytes) const;
   // Replaces what the executor runs, for tests of the prover: a call with that collective then runs
   // this Program (validated, not checked). No operation may be in flight.
   void override_program(Program program);
+
+  // The latest collective under way whose vectors are in_conflict() with those; else nullptr.
+  std::shared_ptr<Operation> latest_in_conflict(const Touched& touched) const;
 
   // By name: zero_copy_calls, zero_copy_bytes, staged_calls, staged_bytes (CallCounters).
   std::map<std::string, uint64_t> statistics() const;
@@ -100,6 +115,10 @@ class Communicator {
   bool dead() const { return dead_.load(std::memory_order_acquire); }
   // Raises what every call on a dead group raises.
   void throw_if_dead() const;
+  // For whoever has calls of this group under way elsewhere: is called once, when the group has
+  // died of whatever, among the callbacks of what ended with it; at once if it is dead. One for a
+  // group.
+  void when_dead(std::function<void()> tell);
   // What is known of peers without a call under way, for whoever waits for something else of the
   // same ranks: why one has given the group up; whether a rank's process has died. Never waits.
   std::optional<std::string> peer_abort() const { return transport_->peer_abort(); }
@@ -230,10 +249,11 @@ class Communicator {
   SpinBudget spin_budget_;
   Executor executor_;
   MessageEngine messages_;
-  bool begun_ = false;      // current_ is in the executor
-  bool moved_cpu_ = false;  // in this operation
-  bool inquired_ = false;   // in this operation
-  Operations orphans_;      // ended with the group
+  bool begun_ = false;                 // current_ is in the executor
+  bool moved_cpu_ = false;             // in this operation
+  bool inquired_ = false;              // in this operation
+  Operations orphans_;                 // ended with the group
+  std::shared_ptr<Operation> notice_;  // of when_dead(); guarded by mutex_
 
   mutable std::mutex mutex_;
   std::condition_variable work_;    // progress threads: something to drive

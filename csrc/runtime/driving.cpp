@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "runtime/communicator.h"
 #include "runtime/float_mode.h"
+#include "runtime/overlap.h"
 
 namespace pycoll {
 namespace {
@@ -88,6 +89,19 @@ std::shared_ptr<Operation> Communicator::run(MessageRequest request, const Inter
   lock.unlock();
   complete_synchronously(operation, interrupt);
   return operation;
+}
+
+std::shared_ptr<Operation> Communicator::latest_in_conflict(const Touched& touched) const {
+  const Lock lock(mutex_);
+  for (auto operation = queue_.rbegin(); operation != queue_.rend(); ++operation) {
+    const ExecutorInput& input = (*operation)->input_;
+    // Whoever drives it may be replacing its input with a scaled one.
+    const bool changes = input.call.reduce_op == ReduceOp::premul_sum;
+    if (changes || in_conflict({input.input, input.output, size_of(input.call.dtype)}, touched)) {
+      return *operation;
+    }
+  }
+  return nullptr;
 }
 
 // Whoever drives looks at what is new at its next step, or is woken from its sleep for it.

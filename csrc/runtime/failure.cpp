@@ -141,6 +141,7 @@ Communicator::Operations Communicator::end_group(const Death& death) {
       death_ = death.error;
       dead_.store(true, std::memory_order_release);
       if (death.tell_peers) transport_->send_abort(death.reason);
+      if (notice_) orphans.push_back(std::exchange(notice_, nullptr));
     }
     // Whoever is inside ends its own operation; from here on nobody enters.
     turn_.become_busy();
@@ -172,6 +173,26 @@ void Communicator::die(const Death& death) {
     orphan->call_on_complete();
     orphan->release();
   }
+}
+
+// Of one whose group has died: an operation that nobody asked for, since those are told in the
+// right place, whoever ends the group.
+class DeathNotice final : public Operation {
+ public:
+  explicit DeathNotice(std::function<void()> tell)
+      : Operation({{}, {}, {}, std::move(tell)}, Nanoseconds(0)) {}
+  std::string describe() const override { return "the end of the group"; }
+};
+
+void Communicator::when_dead(std::function<void()> tell) {
+  {
+    const Lock lock(mutex_);
+    if (!dead_.load(std::memory_order_relaxed)) {
+      notice_ = std::make_shared<DeathNotice>(std::move(tell));
+      return;
+    }
+  }
+  tell();
 }
 
 void Communicator::abort(const std::string& reason) {

@@ -27,6 +27,13 @@ struct RequestBase {
   std::function<void()> on_complete;
 };
 
+// What a call whose vectors are codes stands for, as ranks compare it.
+struct OverCodec {
+  uint8_t codec = 0;    // wire_tag(); 0: the vectors are what they are
+  int32_t call = 0;     // pack_call()
+  uint32_t layout = 0;  // hash of all lengths that every rank knows
+};
+
 struct CallRequest : RequestBase {
   Collective collective = Collective::barrier;
   DType dtype = DType::uint8;
@@ -34,6 +41,7 @@ struct CallRequest : RequestBase {
   int root = 0;
   VectorView input;
   VectorView output;
+  OverCodec over;              // what `input` and `output` are codes of; for comparing
   std::string algorithm;       // empty: the selector's choice
   double premul_factor = 1.0;  // premul_sum: multiplies this rank's input before the sum
 };

@@ -25,6 +25,35 @@ std::vector<Extent> extents_of(const VectorView& view, size_t element) {
   return extents;
 }
 
+// The extents of a call's output, which are disjoint, in order. std::less: an order for pointers
+// into different objects.
+std::vector<Extent> sorted_extents_of(const VectorView& view, size_t element) {
+  std::vector<Extent> extents = extents_of(view, element);
+  std::sort(extents.begin(), extents.end(),
+            [](const Extent& a, const Extent& b) { return std::less<>()(a.begin, b.begin); });
+  return extents;
+}
+
+// Of disjoint extents in order, those that share memory with one of another vector. They are in the
+// order of their ends too: the first that ends behind that one's begin is the first that can.
+template <typename Function>
+bool any_meeting(const std::vector<Extent>& sorted, const Extent& one, const Function& applies) {
+  auto it = std::upper_bound(sorted.begin(), sorted.end(), one.begin,
+                             [](const std::byte* begin, const Extent& extent) {
+                               return std::less<>()(begin, extent.end);
+                             });
+  for (; it != sorted.end() && std::less<>()(it->begin, one.end); ++it) {
+    if (applies(*it)) return true;
+  }
+  return false;
+}
+
+bool meet(const std::vector<Extent>& sorted, const std::vector<Extent>& others) {
+  return std::any_of(others.begin(), others.end(), [&](const Extent& one) {
+    return any_meeting(sorted, one, [](const Extent&) { return true; });
+  });
+}
+
 // The one pair that may be the same memory: of a vector of one block, that block, of one with a
 // block a rank, this rank's.
 bool in_place(Collective collective, size_t rank, const Extent& input, const Extent& output) {
@@ -112,10 +141,7 @@ void check_shapes(const CallRequest& request, int rank, int world_size) {
 
 void check_overlaps(const CallRequest& request, int rank) {
   const size_t element = size_of(request.dtype);
-  std::vector<Extent> outputs = extents_of(request.output, element);
-  // std::less: an order for pointers into different objects.
-  std::sort(outputs.begin(), outputs.end(),
-            [](const Extent& a, const Extent& b) { return std::less<>()(a.begin, b.begin); });
+  const std::vector<Extent> outputs = sorted_extents_of(request.output, element);
   for (size_t i = 1; i < outputs.size(); ++i) {
     if (std::less<>()(outputs[i].begin, outputs[i - 1].end)) {
       fail(ErrorKind::invalid_argument, name_of(request.collective), " on rank ", rank,
@@ -124,19 +150,20 @@ void check_overlaps(const CallRequest& request, int rank) {
     }
   }
   for (const Extent& input : extents_of(request.input, element)) {
-    // Outputs are disjoint, so they are sorted by their ends too: the first that ends behind the
-    // input's begin is the first that can share memory with it.
-    auto output = std::upper_bound(outputs.begin(), outputs.end(), input.begin,
-                                   [](const std::byte* begin, const Extent& extent) {
-                                     return std::less<>()(begin, extent.end);
-                                   });
-    for (; output != outputs.end() && std::less<>()(output->begin, input.end); ++output) {
-      if (in_place(request.collective, static_cast<size_t>(rank), input, *output)) continue;
+    any_meeting(outputs, input, [&](const Extent& output) {
+      if (in_place(request.collective, static_cast<size_t>(rank), input, output)) return false;
       fail(ErrorKind::invalid_argument, name_of(request.collective), " on rank ", rank, ": input ",
-           input.index, " and output ", output->index,
+           input.index, " and output ", output.index,
            " share memory (overlapping) other than exactly in place");
-    }
+    });
   }
+}
+
+bool in_conflict(const Touched& one, const Touched& other) {
+  const std::vector<Extent> written = sorted_extents_of(one.output, one.element);
+  const std::vector<Extent> also_written = sorted_extents_of(other.output, other.element);
+  return meet(written, also_written) || meet(written, extents_of(other.input, other.element)) ||
+         meet(also_written, extents_of(one.input, one.element));
 }
 
 }  // namespace pycoll

@@ -17,4 +17,15 @@ void check_shapes(const CallRequest& request, int rank, int world_size);
 // inputs after they have written outputs, so anything else would compute wrong numbers.
 void check_overlaps(const CallRequest& request, int rank);
 
+// The memory of a call that passed check_overlaps().
+struct Touched {
+  VectorView input;
+  VectorView output;
+  size_t element;  // bytes
+};
+
+// Whether one of two calls writes what the other reads or writes: then they must run one after the
+// other.
+bool in_conflict(const Touched& one, const Touched& other);
+
 }  // namespace pycoll

@@ -11,7 +11,7 @@ namespace {
 using Bytes = std::vector<std::byte>;
 
 // Everybody's bytes, of any length, by rank.
-std::vector<Bytes> exchange(Communicator& group, Bytes mine) {
+std::vector<Bytes> exchange(Communicator& group, Bytes mine, const Interrupt& interrupt) {
   const auto world = static_cast<size_t>(group.world_size());
   std::vector<uint64_t> lengths(world);
   uint64_t length = mine.size();
@@ -22,7 +22,7 @@ std::vector<Bytes> exchange(Communicator& group, Bytes mine) {
   for (uint64_t& one : lengths) {
     sizes.output.blocks.push_back({reinterpret_cast<std::byte*>(&one), 1});
   }
-  group.run(std::move(sizes), nullptr);
+  group.run(std::move(sizes), interrupt);
 
   std::vector<Bytes> all;
   for (const uint64_t one : lengths) all.emplace_back(one);
@@ -30,7 +30,7 @@ std::vector<Bytes> exchange(Communicator& group, Bytes mine) {
   contents.collective = Collective::all_gather;
   contents.input.blocks.push_back({mine.data(), mine.size()});
   for (Bytes& one : all) contents.output.blocks.push_back({one.data(), one.size()});
-  group.run(std::move(contents), nullptr);
+  group.run(std::move(contents), interrupt);
   return all;
 }
 
@@ -44,13 +44,13 @@ Bytes bytes_of(const std::string& text) {
 // new group, and seen to be gone.
 class GroupStore final : public Store {
  public:
-  GroupStore(Communicator& group, std::vector<int> members)
-      : group_(group), members_(std::move(members)) {}
+  GroupStore(Communicator& group, std::vector<int> members, const Interrupt& interrupt)
+      : group_(group), members_(std::move(members)), interrupt_(interrupt) {}
 
   void set(const std::string& key, const std::string& value) override {
     if (published_) return;
     published_ = true;
-    const std::vector<Bytes> all = exchange(group_, bytes_of(key + '\n' + value));
+    const std::vector<Bytes> all = exchange(group_, bytes_of(key + '\n' + value), interrupt_);
     for (const int member : members_) {
       const Bytes& one = all[static_cast<size_t>(member)];
       const std::string text(reinterpret_cast<const char*>(one.data()), one.size());
@@ -68,16 +68,17 @@ class GroupStore final : public Store {
  private:
   Communicator& group_;
   const std::vector<int> members_;
+  const Interrupt& interrupt_;
   std::map<std::string, std::string> values_;
   bool published_ = false;
 };
 
 }  // namespace
 
-std::shared_ptr<Communicator> Communicator::split(int color) {
+std::shared_ptr<Communicator> Communicator::split(int color, const Interrupt& interrupt) {
   Bytes mine(sizeof(color));
   std::memcpy(mine.data(), &color, sizeof(color));
-  const std::vector<Bytes> colors = exchange(*this, std::move(mine));
+  const std::vector<Bytes> colors = exchange(*this, std::move(mine), interrupt);
   std::vector<int> members;
   for (int peer = 0; peer < world_size_; ++peer) {
     int theirs = 0;
@@ -85,10 +86,10 @@ std::shared_ptr<Communicator> Communicator::split(int color) {
     if (theirs == color) members.push_back(peer);
   }
   if (color < 0) {
-    exchange(*this, {});  // the others publish
+    exchange(*this, {}, interrupt);  // the others publish
     return nullptr;
   }
-  GroupStore store(*this, members);
+  GroupStore store(*this, members, interrupt);
   BootstrapRequest request;
   request.store = &store;
   request.prefix = "split";
@@ -96,6 +97,7 @@ std::shared_ptr<Communicator> Communicator::split(int color) {
       static_cast<int>(std::find(members.begin(), members.end(), rank_) - members.begin());
   request.world_size = static_cast<int>(members.size());
   request.config = config_;
+  request.interrupt = interrupt;
   request.table = table_;
   return make(request, connector_, timeout_.load(std::memory_order_relaxed));
 }

@@ -91,7 +91,8 @@ Backend::Backend(GroupRequest request)
       communicator_(with_torch_errors([&] { return connect(request_); })),
       devices_(DeviceCalls::make(communicator_, request_.devices, request_.interrupt)),
       options_(c10::make_intrusive<GroupOptions>("pycoll", request_.timeout)),
-      interrupt_(request_.interrupt) {
+      interrupt_(request_.interrupt),
+      codecs_(CodecGroup::make(communicator_)) {
   options_->global_ranks_in_group = request_.global_ranks;
 }
 
@@ -134,8 +135,10 @@ void Backend::eagerConnectSingleDevice(at::Device device) {
 Backend::~Backend() {
   const GilRelease release;
   devices_->close();
+  codecs_->close();
   communicator_->close();
   devices_.reset();
+  codecs_.reset();
   communicator_.reset();
 }
 
@@ -159,6 +162,7 @@ void Backend::abort() {
 void Backend::shutdown() {
   const GilRelease release;
   devices_->close();
+  codecs_->close();
   communicator_->close();
 }
 
@@ -188,9 +192,38 @@ CallRequest Backend::prepare(Call& call, Tensors* copies) const {
 c10::intrusive_ptr<Work> Backend::start(Call call, CallRequest request) {
   Description description{getRank(), call.type, call.shown ? call.title : nullptr,
                           std::move(call.inputs), std::move(call.outputs)};
+  const std::optional<CodecChoice> codec = codec_for(call, request);
   auto work = c10::make_intrusive<Work>(communicator_, std::move(description), interrupt_);
-  with_torch_errors([&] { work->submit(std::move(request)); });
+  const GilRelease release;
+  with_torch_errors([&] {
+    if (codec) {
+      CodecRequest compressed = with_codec(std::move(request), *codec);
+      // Both live as long as the operation.
+      compressed.keep_alive = std::make_shared<std::pair<std::shared_ptr<void>, Tensors>>(
+          std::move(compressed.keep_alive), std::move(call.residuals));
+      work->submit(codecs_, std::move(compressed));
+    } else {
+      codecs_->let_end({request.input, request.output, size_of(request.dtype)}, interrupt_);
+      work->submit(std::move(request));
+    }
+  });
   return work;
+}
+
+std::optional<CodecChoice> Backend::codec_for(const Call& call, const CallRequest& request) const {
+  // A group's codec is for gradients: DDP broadcasts parameters and buffers, which must be exact.
+  const bool reduces = request.collective == Collective::all_reduce ||
+                       request.collective == Collective::reduce_scatter;
+  const std::optional<CodecChoice> codec = reduces && !call.codec ? request_.codec : call.codec;
+  if (!codec ||
+      !CodecGroup::serves(*communicator_, request.collective, request.dtype, request.reduce_op)) {
+    return std::nullopt;
+  }
+  // Ranks know no more than their own lengths of an all_to_all: they could not agree.
+  if (request.collective == Collective::all_to_all) return codec;
+  const uint64_t count = std::max(request.input.count(), request.output.count());
+  if (count * size_of(request.dtype) < request_.codec_min_bytes) return std::nullopt;
+  return codec;
 }
 
 Backend::WorkPtr Backend::run_on(c10::Device device, const char* title, Description description,
@@ -218,10 +251,29 @@ Backend::WorkPtr Backend::run(Call call) {
     return run_on(*gpu, title, std::move(description), std::move(calls));
   }
   CallRequest request = prepare(call);
+  const auto codec = codec_for(call, request);
+  if (codec) {
+    // Every rank ends with what codes decode to, the root of a broadcast too, which is else read.
+    for (const at::Tensor& output : call.outputs) {
+      check_tensor(call.title, "tensor", output, Access::write);
+    }
+  }
+  if (codec && !call.async) {
+    const Profiled profiled(call.title, call.inputs);
+    const GilRelease release;
+    with_torch_errors([&] {
+      codecs_->submit(with_codec(std::move(request), *codec), interrupt_)
+          ->wait(std::nullopt, interrupt_);
+    });
+    return nullptr;
+  }
   if (call.async) return remember(start(std::move(call), std::move(request)));
   const Profiled profiled(call.title, call.inputs);
   const GilRelease release;
-  with_torch_errors([&] { communicator_->run(std::move(request), interrupt_); });
+  with_torch_errors([&] {
+    codecs_->let_end({request.input, request.output, size_of(request.dtype)}, interrupt_);
+    communicator_->run(std::move(request), interrupt_);
+  });
   return nullptr;
 }
 

@@ -10,12 +10,14 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
 #include "python/group_options.h"
+#include "runtime/codec_group.h"
 #include "runtime/communicator.h"
 #include "torch/device.h"
 #include "torch/tensors.h"
@@ -52,6 +54,8 @@ struct GroupRequest {
   std::vector<SelectionRule> table{};
   // Hears of every group that is made, those that are split off too.
   std::function<void(const Backend&)> made{};
+  std::optional<CodecChoice> codec{};
+  uint64_t codec_min_bytes = 0;
 };
 
 // One collective as torch called it.
@@ -67,6 +71,8 @@ struct Call {
   BlockLengths input_lengths{};
   BlockLengths output_lengths{};
   bool shown = true;  // to profilers; not when it is a part of what is shown as one
+  std::optional<CodecChoice> codec{};  // else the group's
+  Tensors residuals{};                 // of that codec
 };
 
 // A call as far as the short way looks at it: at most one tensor each side.
@@ -142,6 +148,14 @@ class Backend final : public c10d::Backend {
                         const c10d::AllToAllOptions& options) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
+  // all_reduce with a codec of its own.
+  struct Residuals {
+    std::optional<at::Tensor> input;
+    std::optional<at::Tensor> sum;
+  };
+  WorkPtr all_reduce_over(at::Tensor& tensor, const c10d::AllreduceOptions& options,
+                          CodecChoice codec, const Residuals& residuals);
+
   // Messages (point_to_point.cpp): always a Work.
   WorkPtr send(Tensors& tensors, int peer, int tag) override;
   WorkPtr recv(Tensors& tensors, int peer, int tag) override;
@@ -161,6 +175,7 @@ class Backend final : public c10d::Backend {
   // For closing groups at the end of the process.
   std::weak_ptr<Communicator> communicator() const { return communicator_; }
   std::weak_ptr<DeviceCalls> devices() const { return devices_; }
+  std::weak_ptr<CodecGroup> codecs() const { return codecs_; }
 
   // The short way (at_once.cpp). False: nothing has happened, the ordinary way must be taken.
   bool run_at_once(const PlainTensors& tensors);
@@ -197,6 +212,8 @@ class Backend final : public c10d::Backend {
   // Makes everything dense and points the request at it. `copies` gets what had to be copied.
   CallRequest prepare(Call& call, Tensors* copies = nullptr) const;
   c10::intrusive_ptr<Work> start(Call call, CallRequest request);
+  // How a call of CPU tensors travels; none: as it is.
+  std::optional<CodecChoice> codec_for(const Call& call, const CallRequest& request) const;
   WorkPtr start_message(const char* title, c10d::OpType type, Tensors& tensors,
                         MessageRequest request);
   WorkPtr start_message_on(c10::Device device, Description description, MessageRequest request);
@@ -220,6 +237,7 @@ class Backend final : public c10d::Backend {
   std::shared_ptr<DeviceCalls> devices_;
   c10::intrusive_ptr<Options> options_;
   Interrupt interrupt_;
+  std::shared_ptr<CodecGroup> codecs_;
   std::mutex coalescing_mutex_;
   Coalescing coalescing_;  // guarded by coalescing_mutex_
 };

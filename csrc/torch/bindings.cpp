@@ -6,10 +6,14 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
+#include <string>
+#include <tuple>
 
 #include "python/fork_hooks.h"
 #include "python/gil.h"
 #include "python/group_options.h"
+#include "python/parse.h"
 #include "torch/allocator.h"
 #include "torch/backend.h"
 #include "torch/direct.h"
@@ -27,7 +31,7 @@ class OpenGroups {
   void add(const Backend& backend) {
     const std::lock_guard lock(mutex_);
     std::erase_if(groups_, [](const Group& known) { return known.communicator.expired(); });
-    groups_.push_back({backend.communicator(), backend.devices()});
+    groups_.push_back({backend.communicator(), backend.devices(), backend.codecs()});
   }
   void close_all() {
     std::vector<Group> groups;
@@ -37,6 +41,7 @@ class OpenGroups {
     }
     for (const Group& group : groups) {
       if (const auto open = group.devices.lock()) open->close();
+      if (const auto open = group.codecs.lock()) open->close();
       if (const auto open = group.communicator.lock()) open->close();
     }
   }
@@ -45,28 +50,46 @@ class OpenGroups {
   struct Group {
     std::weak_ptr<Communicator> communicator;
     std::weak_ptr<DeviceCalls> devices;
+    std::weak_ptr<CodecGroup> codecs;
   };
   std::mutex mutex_;
   std::vector<Group> groups_;
 };
 
-using CreateBackend = c10::intrusive_ptr<Backend>(const c10::intrusive_ptr<c10d::Store>& store,
-                                                  int rank, int world_size,
-                                                  std::chrono::milliseconds timeout,
-                                                  const std::string& group_id,
-                                                  const std::vector<uint64_t>& global_ranks,
-                                                  const Variables& variables,
-                                                  const std::vector<TableRow>& table);
+// kind, block, stochastic, seed, step: a codec as pycoll/codecs.py takes it apart. This module and
+// pycoll._core do not share their types.
+using CodecFields = std::tuple<std::string, uint32_t, bool, uint64_t, std::optional<uint32_t>>;
+
+CodecChoice choice_of(const CodecFields& fields) {
+  const auto& [kind, block, stochastic, seed, step] = fields;
+  const Codec codec{parse_enum<CodecKind>(kind, "codec"), block, stochastic};
+  check_codec(codec);
+  return {codec, seed, step};
+}
+
+using CreateBackend = c10::intrusive_ptr<Backend>(
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+    std::chrono::milliseconds timeout, const std::string& group_id,
+    const std::vector<uint64_t>& global_ranks, const Variables& variables,
+    const std::vector<TableRow>& table, const std::optional<CodecFields>& codec,
+    uint64_t codec_min_bytes);
 
 std::function<CreateBackend> backend_creator(std::shared_ptr<OpenGroups> groups,
                                              std::shared_ptr<NetworkRegistry> networks,
                                              std::shared_ptr<DeviceLibraries> devices) {
   return [groups = std::move(groups), networks = std::move(networks), devices = std::move(devices)](
              const auto& store, int rank, int world_size, auto timeout, const auto& group_id,
-             const auto& global_ranks, const auto& variables, const auto& table) {
-    return Backend::make({store, rank, world_size, timeout, group_id, global_ranks, check_signals,
-                          networks, devices, variables, rules_of(table),
-                          [groups](const Backend& made) { groups->add(made); }});
+             const auto& global_ranks, const auto& variables, const auto& table, const auto& codec,
+             uint64_t codec_min_bytes) {
+    GroupRequest request{store,           rank,
+                         world_size,      timeout,
+                         group_id,        global_ranks,
+                         check_signals,   networks,
+                         devices,         variables,
+                         rules_of(table), [groups](const Backend& made) { groups->add(made); }};
+    if (codec) request.codec = choice_of(*codec);
+    request.codec_min_bytes = codec_min_bytes;
+    return Backend::make(std::move(request));
   };
 }
 
@@ -95,6 +118,21 @@ PYBIND11_MODULE(PYCOLL_MODULE, m) {
              const auto open = backend.communicator().lock();
              return open ? open->statistics() : std::map<std::string, uint64_t>();
            })
+      .def(
+          "all_reduce_over",
+          [](Backend& backend, at::Tensor tensor, const c10d::ReduceOp& op, bool async,
+             const CodecFields& codec, std::optional<at::Tensor> residual,
+             std::optional<at::Tensor> sum_residual) -> c10::intrusive_ptr<c10d::Work> {
+            c10d::AllreduceOptions options;
+            options.reduceOp = op;
+            options.asyncOp = async;
+            return with_torch_errors([&] {
+              return backend.all_reduce_over(tensor, options, choice_of(codec),
+                                             {std::move(residual), std::move(sum_residual)});
+            });
+          },
+          py::arg("tensor"), py::arg("op"), py::arg("async_op"), py::arg("codec"),
+          py::arg("residual"), py::arg("sum_residual"), py::call_guard<py::gil_scoped_release>())
       .def("get_sequence_number", &Backend::getSequenceNumberForGroup,
            py::call_guard<py::gil_scoped_release>());
 

@@ -114,6 +114,30 @@ Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptio
   return run(all_reduce_of(only_tensor("pycoll:all_reduce", tensors), options));
 }
 
+Backend::WorkPtr Backend::all_reduce_over(at::Tensor& tensor, const c10d::AllreduceOptions& options,
+                                          CodecChoice codec, const Residuals& residuals) {
+  constexpr auto kTitle = "pycoll:all_reduce";
+  Call call = all_reduce_of(tensor, options);
+  const auto add = [&](const char* name, const std::optional<at::Tensor>& residual,
+                       VectorView& view) {
+    if (!residual) return;
+    check_tensor(kTitle, name, *residual, Access::write);
+    if (residual->scalar_type() != at::kFloat || !residual->device().is_cpu() ||
+        !residual->is_contiguous() || residual->numel() != tensor.numel()) {
+      refuse(kTitle, name, " is a dense float32 CPU tensor of as many elements as the tensor, ",
+             tensor.numel(), "; this one has ", residual->numel(), " of ", residual->scalar_type(),
+             " on ", residual->device(), " and strides ", residual->strides());
+    }
+    view.blocks.push_back({static_cast<std::byte*>(residual->mutable_data_ptr()),
+                           static_cast<uint64_t>(residual->numel())});
+    call.residuals.push_back(*residual);
+  };
+  add("residual", residuals.input, codec.residual);
+  add("sum_residual", residuals.sum, codec.sum_residual);
+  call.codec = std::move(codec);
+  return run(std::move(call));
+}
+
 Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors,
                                               const c10d::AllreduceCoalescedOptions& options) {
   std::vector<Call> calls;

@@ -139,8 +139,10 @@ PyObject* all_reduce(PyObject* self, PyObject* const* args, Py_ssize_t count, Py
 }
 
 py::object make_all_reduce(py::object world, py::object backend_of, py::object general) {
-  std::string doc = "all_reduce($module, tensor, op='sum', group=None, async_op=False)\n--\n\n" +
-                    general.attr("__doc__").cast<std::string>();
+  std::string doc =
+      "all_reduce($module, tensor, op='sum', group=None, async_op=False, *, codec=None, "
+      "step=None, residual=None, sum_residual=None)\n--\n\n" +
+      general.attr("__doc__").cast<std::string>();
   const auto function = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(all_reduce));
   auto method = std::make_unique<Method>(
       Method{{std::move(world), std::move(backend_of), std::move(general)}, std::move(doc), {}});

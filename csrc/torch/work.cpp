@@ -27,14 +27,14 @@ Work::Work(std::shared_ptr<Communicator> communicator, Description description, 
       interrupt_(std::move(interrupt)) {}
 
 std::exception_ptr Work::exception() const {
-  return operation_->done() ? as_torch_error(operation_->error()) : nullptr;
+  return pending_->done() ? as_torch_error(pending_->error()) : nullptr;
 }
 
 int Work::sourceRank() const {
-  const int source = operation_->done() ? operation_->source() : -1;
+  const int source = pending_->done() ? pending_->source() : -1;
   if (source < 0) {
     refuse("pycoll:source_rank", "there is one for a receive that is done; this is ",
-           operation_->describe(), operation_->done() ? "" : ", which is not done");
+           pending_->describe(), pending_->done() ? "" : ", which is not done");
   }
   return source;
 }
@@ -44,9 +44,9 @@ bool Work::wait(std::chrono::milliseconds timeout) {
   if (timeout != kNoTimeout) limit = time_limit(timeout);
   const GilRelease release;
   with_torch_errors([&] {
-    if (!communicator_->wait(operation_, limit, interrupt_)) {
+    if (!pending_->wait(limit, interrupt_)) {
       fail(ErrorKind::timed_out, "rank ", communicator_->rank(), ": Timed out waiting ",
-           to_seconds(*limit), " s for ", operation_->describe(), "; the operation goes on");
+           to_seconds(*limit), " s for ", pending_->describe(), "; the operation goes on");
     }
   });
   complete();
@@ -69,7 +69,7 @@ void Work::complete() {
     if (completed_here_) return;
     completed_here_ = true;
   }
-  finish(as_torch_error(operation_->error()));
+  finish(as_torch_error(pending_->error()));
   mark_future();
 }
 
@@ -82,8 +82,8 @@ void Work::mark_future() {
     future_marked_ = true;
     future = future_;
   }
-  if (operation_->error()) {
-    future->setError(as_torch_error(operation_->error()));
+  if (pending_->error()) {
+    future->setError(as_torch_error(pending_->error()));
   } else {
     future->markCompleted(c10::IValue(outputs_));
   }

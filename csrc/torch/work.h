@@ -9,7 +9,8 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
-#include "runtime/communicator.h"
+#include "runtime/codec_group.h"
+#include "runtime/pending.h"
 #include "torch/tensors.h"
 
 namespace pycoll::torch_adapter {
@@ -39,11 +40,24 @@ class Work final : public c10d::Work {
     const std::lock_guard lock(state_);
     const auto self = c10::intrusive_ptr<Work>::reclaim_copy(this);
     request.on_complete = [self] { self->complete(); };
-    operation_ = communicator_->submit(std::move(request));
+    pending_ =
+        std::make_shared<QueuedOperation>(communicator_, communicator_->submit(std::move(request)));
+  }
+  // The same over a codec. That may complete in this thread: not under the lock.
+  void submit(const std::shared_ptr<CodecGroup>& codecs, CodecRequest request) {
+    const auto self = c10::intrusive_ptr<Work>::reclaim_copy(this);
+    request.on_complete = [self] { self->complete(); };
+    const auto call = codecs->prepare(std::move(request), interrupt_);
+    {
+      const std::lock_guard lock(state_);
+      pending_ = call;
+      codecs_ = codecs;
+    }
+    codecs->start(call);
   }
 
-  bool isCompleted() override { return operation_->done(); }
-  bool isSuccess() const override { return operation_->done() && !operation_->error(); }
+  bool isCompleted() override { return pending_->done(); }
+  bool isSuccess() const override { return pending_->done() && !pending_->error(); }
   std::exception_ptr exception() const override;
   // Of a receive that is done; throws for everything else.
   int sourceRank() const override;
@@ -51,7 +65,7 @@ class Work final : public c10d::Work {
   void synchronize() override { wait(); }
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
-  uint64_t getSequencenumber() const override { return operation_->sequence(); }
+  uint64_t getSequencenumber() const override { return pending_->sequence(); }
 
  private:
   void complete();
@@ -62,7 +76,8 @@ class Work final : public c10d::Work {
   Tensors outputs_;
   Interrupt interrupt_;
   std::mutex state_;
-  std::shared_ptr<Operation> operation_;            // set once, under state_
+  std::shared_ptr<CodecGroup> codecs_;              // outlives what is pending; may be none
+  std::shared_ptr<Pending> pending_;                // set once, under state_
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by state_
   bool completed_here_ = false;                     // guarded by state_
   bool future_marked_ = false;                      // guarded by state_

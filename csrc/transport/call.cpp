@@ -21,7 +21,29 @@ uint32_t fingerprint(const CallHeader& call) {
   return folded == 0 ? 1 : folded;
 }
 
+int32_t pack_call(Collective collective, DType dtype, ReduceOp op, int root) {
+  return static_cast<int32_t>(static_cast<uint32_t>(collective) |
+                              static_cast<uint32_t>(dtype) << 8 | static_cast<uint32_t>(op) << 16 |
+                              static_cast<uint32_t>(root) << 24);
+}
+
+namespace {
+
+std::string describe_over_codes(const CallHeader& call) {
+  const auto packed = static_cast<uint32_t>(call.root);
+  const auto collective = static_cast<Collective>(packed & 0xff);
+  const auto op = static_cast<ReduceOp>(packed >> 16 & 0xff);
+  std::string text = concat(name_of(collective), " over codes (");
+  if (op != ReduceOp::none) text += concat(name_of(op), ", ");
+  if (traits_of(collective).rooted) text += concat("root ", packed >> 24, ", ");
+  return concat(text, name_of(static_cast<DType>(packed >> 8 & 0xff)), "), as ",
+                name_of(call.collective), " #", call.sequence);
+}
+
+}  // namespace
+
 std::string to_string(const CallHeader& call) {
+  if (call.codec != 0) return describe_over_codes(call);
   std::string text = concat(name_of(call.collective), " #", call.sequence);
   if (call.collective == Collective::barrier) return text;
   text += " (";
@@ -36,7 +58,13 @@ std::string to_string(const CallHeader& call) {
 std::string describe_mismatch(int rank, const CallHeader& mine, int peer,
                               const CallHeader& theirs) {
   std::string what;
-  if (mine.collective != theirs.collective) {
+  if (mine.codec != 0 && theirs.codec != 0 && mine.codec != theirs.codec) {
+    what = "codecs differ";
+  } else if (mine.codec != 0 && theirs.codec != 0 && mine.root != theirs.root) {
+    what = "calls over codes differ";
+  } else if (mine.codec != 0 && theirs.codec != 0 && mine.algorithm != theirs.algorithm) {
+    what = "sizes differ";
+  } else if (mine.collective != theirs.collective) {
     what = "operations differ";
   } else if (mine.dtype != theirs.dtype) {
     what = "dtypes differ";
@@ -46,8 +74,6 @@ std::string describe_mismatch(int rank, const CallHeader& mine, int peer,
     what = "reduce operations differ";
   } else if (mine.root != theirs.root) {
     what = "roots differ";
-  } else if (mine.codec != theirs.codec) {
-    what = "codecs differ";
   } else if (mine.layout != theirs.layout) {
     what = "the blocks' lengths differ";
   } else {

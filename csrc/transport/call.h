@@ -21,8 +21,10 @@ struct CallHeader {
   DType dtype = DType::uint8;
   ReduceOp reduce_op = ReduceOp::none;
   uint8_t codec = 0;  // 0: no compression
-  int32_t root = 0;
-  uint32_t algorithm = 0;  // hash of its name: ranks that chose differently must not talk
+  int32_t root = 0;   // with a codec: pack_call() of the call whose codes these are
+  // Hash of its name: ranks that chose differently must not talk. With a codec, of that call's
+  // lengths too.
+  uint32_t algorithm = 0;
   // Hash of the blocks' lengths where they differ and every rank knows them all; 0: they are equal.
   uint32_t layout = 0;
 };
@@ -31,7 +33,11 @@ static_assert(sizeof(CallHeader) == 40 && std::is_trivially_copyable_v<CallHeade
 // Hash of all that must agree: everything but the deadline. Never 0.
 uint32_t fingerprint(const CallHeader& call);
 
-// "all_reduce #12 (sum, 1024 x float32)"
+// All of a call but its lengths; the root's lowest 8 bits.
+int32_t pack_call(Collective collective, DType dtype, ReduceOp op, int root);
+
+// "all_reduce #12 (sum, 1024 x float32)"; with a codec "all_reduce over codes (sum, float32), as
+// all_to_all #2".
 std::string to_string(const CallHeader& call);
 
 // What differs, in words: "sizes differ: 4 elements on rank 0, 6 on rank 1".

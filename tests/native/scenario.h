@@ -24,6 +24,7 @@ std::vector<Scenario> collective_scenarios();  // one for each algorithm there i
 std::vector<Scenario> failure_scenarios();
 std::vector<Scenario> message_scenarios();
 std::vector<Scenario> at_once_scenarios();
+std::vector<Scenario> codec_scenarios();
 
 // Calls episode(options) for world sizes 2, 3, 4, 2, ... at least once each, then until the time is
 // up. Every second round of them goes to sleep as soon as it can.

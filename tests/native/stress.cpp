@@ -28,7 +28,7 @@ std::vector<Scenario> all_scenarios() {
   std::vector<Scenario> all = transport_scenarios();
   for (const auto& more :
        {arena_scenarios(), network_scenarios(), tcp_scenarios(), collective_scenarios(),
-        message_scenarios(), at_once_scenarios(), failure_scenarios()}) {
+        message_scenarios(), at_once_scenarios(), codec_scenarios(), failure_scenarios()}) {
     all.insert(all.end(), more.begin(), more.end());
   }
   return all;

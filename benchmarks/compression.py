@@ -1,0 +1,262 @@
+"""all_reduce with codecs over shaped links: time, error, bytes on the wire, time spent in codecs.
+
+    python benchmarks/compression.py                         # 100 Mbit/s, 1 and 10 Gbit/s
+    python benchmarks/compression.py --networks 1gbit --sizes 64M --codecs none,int8
+    python benchmarks/compression.py --plot time-against-error.png
+
+Two ranks in two network namespaces (see network.py: root, iproute2), gaussian values, the mean. The
+order of contenders changes from round to round. `x` is how many times faster than pycoll without a
+codec, medians of one run; `error` the relative L2 error of the mean, against float64; `bits` what
+the interface sent for each value; `cpu` CPU time of encoding and decoding on its own, in this
+process, as part of the call's time. See benchmarks/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import multiprocessing
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from network import Network, batch, built, network_of
+
+from pycoll.bench.launch import rows_until_the_end
+from pycoll.bench.machine import machine, machine_lines
+from pycoll.bench.units import format_size, parse_size
+from pycoll.cli.usage import output_file
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+import netns
+
+CODECS = "none,fp16,bf16,fp8_e4m3,int8,int4,uint4,sign,gloo"
+INTERFACE = Path("/proc/thread-self/net/dev")
+
+
+@dataclass(frozen=True)
+class Plan:
+    contenders: tuple[str, ...]
+    sizes: tuple[int, ...]
+    rounds: int
+    seed: int
+
+
+@dataclass
+class Row:
+    """Of one size: seconds a call of the slowest rank, one a round; and what else was found."""
+
+    bytes: int
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    error: dict[str, float] = field(default_factory=dict)
+    bits: dict[str, float] = field(default_factory=dict)
+    codec_seconds: dict[str, float] = field(default_factory=dict)
+
+    def median(self, name: str) -> float:
+        return statistics.median(self.seconds[name])
+
+
+def run_rank(rank: int, paths: list[str], directory: str, plan: Plan, rows: Connection) -> None:
+    netns.enter(paths[rank])
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+    import torch
+    import torch.distributed as dist
+
+    import pycoll
+
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(Path(directory) / "store"), 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    groups: dict[str, Any] = {}
+    for name in plan.contenders:
+        options = pycoll.Options(codec=None if name == "none" else name) if name != "gloo" else None
+        groups[name] = dist.new_group(
+            backend="gloo" if name == "gloo" else "pycoll",
+            timeout=datetime.timedelta(seconds=120),
+            pg_options=options,
+        )
+    try:
+        for size in plan.sizes:
+            row = measure_size(plan, groups, size, rank)
+            if rank == 0:
+                rows.send(row)
+    finally:
+        dist.destroy_process_group()
+
+
+def measure_size(plan: Plan, groups: dict[str, Any], size: int, rank: int) -> Row:
+    import torch
+    import torch.distributed as dist
+
+    row = Row(size)
+    generator = torch.Generator().manual_seed(plan.seed)
+    inputs = [torch.randn(size // 4, generator=generator) for _ in range(2)]
+    mean = (inputs[0].double() + inputs[1].double()) / 2
+    tensor = torch.empty(size // 4)
+    op = {name: dist.ReduceOp.SUM if name == "gloo" else dist.ReduceOp.AVG for name in groups}
+    for name, group in groups.items():
+        tensor.copy_(inputs[rank])
+        dist.all_reduce(tensor, op[name], group=group)  # connections are made here
+        got = tensor.double() / (2 if name == "gloo" else 1)
+        row.error[name] = float((got - mean).norm() / mean.norm())
+        sent = sent_bytes(tensor, inputs[rank], op[name], group)
+        row.bits[name] = sent * 8 / tensor.numel()
+        row.seconds[name] = []
+        row.codec_seconds[name] = codec_seconds(name, inputs[rank])
+    shuffle, order = random.Random(plan.seed), list(groups)
+    for _ in range(plan.rounds):
+        shuffle.shuffle(order)
+        for name in order:
+            tensor.copy_(inputs[rank])
+            call = lambda x, name=name: dist.all_reduce(x, op[name], group=groups[name])  # noqa: E731
+            row.seconds[name].append(batch(call, tensor, 1))
+    return row
+
+
+def sent_bytes(tensor: Any, values: Any, op: Any, group: Any) -> int:
+    """What this rank's interface sent in one call."""
+    import torch.distributed as dist
+
+    tensor.copy_(values)
+    dist.barrier()
+    before = interface_bytes()
+    dist.all_reduce(tensor, op, group=group)
+    return interface_bytes() - before
+
+
+def interface_bytes() -> int:
+    line = next(x for x in INTERFACE.read_text().splitlines() if x.strip().startswith("eth0:"))
+    return int(line.split(":")[1].split()[8])
+
+
+def codec_seconds(name: str, values: Any) -> float:
+    """CPU seconds of one core for what a rank of two encodes and decodes in a call."""
+    import numpy as np
+
+    from pycoll import _core
+
+    if name in ("none", "gloo"):
+        return 0.0
+    codec, key = _core.Codec(kind=name), _core.RandomKey()
+    x = values.numpy()
+    half = len(x) // 2
+    out = np.empty_like(x)
+    codes = [np.empty(codec.code_bytes(n), np.uint8) for n in (half, half, len(x))]
+
+    def encode(x: Any, code: Any) -> None:
+        _core.encode(codec=codec, values=x, dtype="float32", code=code, key=key)
+
+    def decode(codes: Any, out: Any) -> None:
+        _core.decode(codec=codec, codes=codes, values=out, dtype="float32")
+
+    found = []
+    for _ in range(3):
+        start = time.process_time()
+        encode(x, codes[2])  # its own chunk, and the peer's
+        decode([codes[0], codes[0]], out[:half])  # the sum
+        encode(out[:half], codes[1])
+        decode([codes[2]], out)  # both chunks' results
+        found.append(time.process_time() - start)
+    return min(found[1:])
+
+
+def measure(network: Network, plan: Plan) -> Iterator[Row]:
+    import torch.multiprocessing as mp
+
+    receiver, sender = multiprocessing.get_context("spawn").Pipe(duplex=False)
+    with (
+        built(network) as paths,
+        tempfile.TemporaryDirectory(prefix="pycoll-bench-") as directory,
+        receiver,
+    ):
+        arguments = (paths, directory, plan, sender)
+        context = mp.spawn(run_rank, args=arguments, nprocs=2, join=False)
+        sender.close()
+        yield from rows_until_the_end(context, receiver)
+
+
+# ---- The other side ----
+
+
+def report(network: Network, plan: Plan) -> list[Row]:
+    print(f"\n{network.name}", flush=True)
+    rows = []
+    for row in measure(network, plan):
+        rows.append(row)
+        base = row.median("none") if "none" in row.seconds else None
+        print(f"{format_size(row.bytes)}:  {'codec':<9} {'ms':>9} {'x':>6} {'error':>8} "
+              f"{'bits':>7} {'cpu':>6}")  # fmt: skip
+        for name in sorted(row.seconds, key=row.median):
+            seconds = row.median(name)
+            times = "" if base is None else f"{base / seconds:6.2f}"
+            share = 100 * row.codec_seconds[name] / seconds
+            print(f"{'':6} {name:<9} {seconds * 1e3:9.2f} {times:>6} {row.error[name]:8.4f} "
+                  f"{row.bits[name]:7.3f} {share:5.0f}%", flush=True)  # fmt: skip
+    return rows
+
+
+def draw(results: dict[str, list[Row]], path: Path) -> None:
+    """Time against error, one panel a network, at its largest size."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, len(results), figsize=(5 * len(results), 4), squeeze=False)
+    for panel, (name, rows) in zip(panels[0], results.items(), strict=True):
+        row = rows[-1]
+        for place, codec in enumerate(sorted(row.seconds, key=row.median)):
+            # A log scale has no 0: what is exact stands at the left edge.
+            error = max(row.error[codec], 1e-5)
+            color = f"C{list(row.seconds).index(codec) % 10}"
+            panel.loglog(error, row.median(codec) * 1e3, "o", color=color)
+            beside = (6, 4 if place % 2 else -12)
+            where = (error, row.median(codec) * 1e3)
+            panel.annotate(codec, where, beside, textcoords="offset points", color=color)
+        panel.set_title(f"{name}, {format_size(row.bytes)}")
+        panel.set_xlabel("relative error of the mean (1e-5: exact, or nearly)")
+        panel.set_ylabel("ms a call")
+        panel.set_xlim(5e-6, 4)
+        panel.margins(y=0.15)
+        panel.grid(True, which="both", alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--networks", default="100mbit,1gbit,10gbit", help="rates of the links")
+    parser.add_argument("--sizes", default="1M,64M", help="bytes of float32; default 1M,64M")
+    parser.add_argument("--codecs", default=CODECS, help=f"and none, gloo; default {CODECS}")
+    parser.add_argument("--rounds", type=int, default=5, help="calls of each; default 5")
+    parser.add_argument("--seed", type=int, default=1, help="of values and of the order")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="all figures, every round")
+    parser.add_argument("--plot", type=output_file, metavar="FILE.png", help="time against error")
+    arguments = parser.parse_args()
+
+    sizes = tuple(parse_size(text) for text in arguments.sizes.split(","))
+    plan = Plan(tuple(arguments.codecs.split(",")), sizes, arguments.rounds, arguments.seed)
+    facts = machine()
+    print("\n".join(machine_lines(facts)))
+    results = {name: report(network_of(name, 1), plan) for name in arguments.networks.split(",")}
+    if arguments.json:
+        rows = {name: [asdict(row) for row in found] for name, found in results.items()}
+        arguments.json.write_text(json.dumps({"machine": facts, "results": rows}, indent=1) + "\n")
+    if arguments.plot:
+        draw(results, arguments.plot)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,331 @@
+#include "runtime/codec_group.h"
+
+#include <algorithm>
+#include <new>
+
+#include "core/error.h"
+
+namespace pycoll {
+namespace {
+
+// How often a waiting thread looks for signals.
+constexpr auto kLook = std::chrono::milliseconds(50);
+
+// Blocks that a request must have, of 1 or the world size; 0: any.
+struct Blocks {
+  Collective collective;
+  bool input_by_rank;
+  bool output_by_rank;
+};
+constexpr Blocks kShapes[] = {
+    {Collective::all_reduce, false, false}, {Collective::reduce_scatter, true, false},
+    {Collective::all_gather, false, true},  {Collective::broadcast, false, false},
+    {Collective::all_to_all, true, true},
+};
+
+const Blocks* shape_of(Collective collective) {
+  for (const Blocks& shape : kShapes) {
+    if (shape.collective == collective) return &shape;
+  }
+  return nullptr;
+}
+
+// Of one length with the vector, and no memory of the call's.
+void check_residual(const char* name, const CodecRequest& request, const VectorView& residual,
+                    const VectorView& vector) {
+  if (residual.blocks.empty()) return;
+  const auto same = [](const Block& a, const Block& b) { return a.count == b.count; };
+  if (!std::ranges::equal(residual.blocks, vector.blocks, same)) {
+    fail(ErrorKind::invalid_argument, name_of(request.collective), ": ", name, " has ",
+         residual.count(), " elements, the vector ", vector.count());
+  }
+  const Touched written{{}, residual, sizeof(float)};
+  if (in_conflict(written, {request.input, request.output, size_of(request.dtype)})) {
+    fail(ErrorKind::invalid_argument, name_of(request.collective), ": ", name,
+         " shares memory with the vector (overlapping)");
+  }
+}
+
+void check_residuals(const CodecRequest& request) {
+  check_residual("residual", request, request.residual, request.input);
+  check_residual("sum_residual", request, request.sum_residual, request.output);
+  const bool sums_whole = request.collective == Collective::all_reduce;
+  if (!request.sum_residual.blocks.empty() && !sums_whole) {
+    fail(ErrorKind::invalid_argument, name_of(request.collective),
+         " encodes no sum: sum_residual is for all_reduce");
+  }
+  if (in_conflict({{}, request.residual, sizeof(float)},
+                  {{}, request.sum_residual, sizeof(float)})) {
+    fail(ErrorKind::invalid_argument, name_of(request.collective),
+         ": residual and sum_residual share memory (overlapping)");
+  }
+}
+
+// Returns when it has ended, in whatever way: an error is for who waits for it. Throws what the
+// interrupt does.
+void see_through(Pending& before, const Interrupt& interrupt) {
+  while (!before.done()) {
+    try {
+      before.wait(kLook, nullptr);
+    } catch (...) {
+      if (!before.done()) throw;
+    }
+    if (interrupt) interrupt();
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<CodecGroup> CodecGroup::make(std::shared_ptr<Communicator> group) {
+  const std::shared_ptr<CodecGroup> made(new CodecGroup(std::move(group)));
+  made->group_->when_dead([known = std::weak_ptr(made)] {
+    const auto self = known.lock();
+    if (!self) return;
+    try {
+      self->group_->throw_if_dead();
+    } catch (const std::exception& error) {
+      self->end_lanes(error.what());
+    }
+  });
+  return made;
+}
+
+CodecGroup::~CodecGroup() {
+  close();
+}
+
+void CodecGroup::close() {
+  if (fork_mark_.in_child()) return;
+  std::unique_lock lock(mutex_);
+  closed_ = true;
+  const bool making = maker_ != std::thread::id();
+  const CodecLanes lanes = lanes_;
+  const HostLanes host_lanes = host_lanes_;
+  lock.unlock();
+  // Who makes lanes may wait for a rank that does not come: not beyond the group.
+  if (making) group_->close();
+  if (!lanes.gather) return;
+  host_lanes.close();
+  // The first lane's completions submit to the second.
+  lanes.exchange->close();
+  lanes.gather->close();
+}
+
+void CodecGroup::refuse_closed() const {
+  group_->throw_if_dead();
+  fail(ErrorKind::aborted, "rank ", group_->rank(), " closed the group");
+}
+
+// False: there are none, and this thread is to make them.
+bool CodecGroup::wait_for_lanes(const Interrupt& interrupt) {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    if (closed_) refuse_closed();
+    if (lanes_.gather) return true;
+    if (maker_ == std::this_thread::get_id()) {
+      fail(ErrorKind::invalid_argument, "rank ", group_->rank(),
+           ": a signal handler may not make a compressed call while the first one of the group, "
+           "which it has interrupted, waits for the other ranks");
+    }
+    if (maker_ == std::thread::id()) {
+      maker_ = std::this_thread::get_id();
+      return false;
+    }
+    made_.wait_for(lock, kLook);
+    lock.unlock();
+    group_->throw_if_dead();
+    if (interrupt) interrupt();
+    lock.lock();
+  }
+}
+
+void CodecGroup::connect(const Interrupt& interrupt) {
+  if (wait_for_lanes(interrupt)) return;
+  try {
+    make_lanes(interrupt);
+  } catch (...) {
+    {
+      const std::lock_guard lock(mutex_);
+      maker_ = {};
+    }
+    made_.notify_all();
+    // Peers may have their lanes already, and would wait there for this rank.
+    give_up(std::current_exception());
+    throw;
+  }
+  made_.notify_all();
+  // It was told of its end before there were lanes.
+  if (group_->dead()) end_lanes("the group has ended");
+}
+
+void CodecGroup::make_lanes(const Interrupt& interrupt) {
+  const Interrupt look = [&] {
+    group_->throw_if_dead();
+    if (interrupt) interrupt();
+  };
+  CodecLanes made;
+  HostLanes between_hosts;
+  made.exchange = group_->split(0, look);
+  made.gather = group_->split(0, look);
+  if (has_host_lanes(group_->hosts())) between_hosts = HostLanes::make(*group_, look);
+  const std::lock_guard lock(mutex_);
+  if (closed_) refuse_closed();
+  lanes_ = std::move(made);
+  host_lanes_ = std::move(between_hosts);
+  maker_ = {};
+}
+
+bool CodecGroup::serves(const Communicator& group, Collective collective, DType dtype,
+                        ReduceOp op) {
+  const bool op_serves = op == ReduceOp::none || op == ReduceOp::sum || op == ReduceOp::avg;
+  return group.world_size() > 1 && shape_of(collective) != nullptr && can_encode(dtype) &&
+         op_serves;
+}
+
+void CodecGroup::check_request(const CodecRequest& request) const {
+  check_codec(request.codec);
+  const Blocks* shape = shape_of(request.collective);
+  if (shape == nullptr || !serves(*group_, request.collective, request.dtype, request.reduce_op)) {
+    fail(ErrorKind::not_implemented, name_of(request.collective), " of ", name_of(request.dtype),
+         " is not compressed");
+  }
+  const auto ranks = static_cast<size_t>(group_->world_size());
+  const bool root_only = request.collective == Collective::broadcast;
+  const size_t inputs = shape->input_by_rank ? ranks : 1;
+  const size_t outputs = shape->output_by_rank ? ranks : 1;
+  const bool no_input = root_only && request.input.blocks.empty();
+  if ((request.input.blocks.size() != inputs && !no_input) ||
+      request.output.blocks.size() != outputs) {
+    fail(ErrorKind::invalid_argument, "compressed ", name_of(request.collective), ": ",
+         request.input.blocks.size(), " inputs and ", request.output.blocks.size(),
+         " outputs were given, ", inputs, " and ", outputs, " are needed");
+  }
+  CallRequest plain;
+  plain.collective = request.collective;
+  plain.dtype = request.dtype;
+  plain.reduce_op = request.reduce_op;
+  plain.root = request.root;
+  plain.input = request.input;
+  plain.output = request.output;
+  group_->check(plain);
+  check_residuals(request);
+}
+
+std::shared_ptr<CompressedCall> CodecGroup::prepare(CodecRequest request,
+                                                    const Interrupt& interrupt) {
+  group_->check_caller();
+  group_->throw_if_dead();
+  check_request(request);
+  if (!request.timeout) request.timeout = group_->timeout();
+  for (const Touched& touched : request.touched()) {
+    while (const auto before = group_->latest_in_conflict(touched)) {
+      QueuedOperation operation(group_, before);
+      see_through(operation, interrupt);
+    }
+    let_end(touched, interrupt);
+  }
+  connect(interrupt);
+  try {
+    return make_call(std::move(request));
+  } catch (const std::bad_alloc&) {
+    // No mistake of the caller's: the peers have memory, and would wait for this rank.
+    give_up(std::current_exception());
+    throw;
+  }
+}
+
+std::shared_ptr<CompressedCall> CodecGroup::make_call(CodecRequest request) {
+  if (host_lanes_.scatter && request.collective == Collective::all_reduce) {
+    return std::make_shared<HostCodecCall>(std::move(request), group_->rank(), host_lanes_,
+                                           shared_from_this());
+  }
+  return std::make_shared<CodecCall>(std::move(request), lanes_, pool_, shared_from_this());
+}
+
+void CodecGroup::begin(const std::shared_ptr<CompressedCall>& call) {
+  const std::lock_guard lock(order_);
+  std::erase_if(begun_, [](const std::weak_ptr<CompressedCall>& known) {
+    const auto one = known.lock();
+    return !one || one->done();
+  });
+  begun_.push_back(call);
+  // Relaxed: who began this call looks at it next, or passes the word on.
+  under_way_.fetch_add(1, std::memory_order_relaxed);
+  call->start(calls_++);
+}
+
+void CodecGroup::start(const std::shared_ptr<CompressedCall>& call) {
+  try {
+    begin(call);
+  } catch (...) {
+    give_up(std::current_exception());
+    throw;
+  }
+  call->started();
+}
+
+std::shared_ptr<CompressedCall> CodecGroup::begin_part(CodecRequest request) {
+  auto call = make_call(std::move(request));
+  begin(call);
+  return call;
+}
+
+std::shared_ptr<CompressedCall> CodecGroup::one_in_conflict(const Touched& touched) {
+  const std::lock_guard lock(order_);
+  for (const std::weak_ptr<CompressedCall>& known : begun_) {
+    auto call = known.lock();
+    if (call && !call->done() && call->in_conflict(touched)) return call;
+  }
+  return nullptr;
+}
+
+void CodecGroup::let_end(const Touched& touched, const Interrupt& interrupt) {
+  // The call itself will be refused there.
+  if (fork_mark_.in_child()) return;
+  while (!idle()) {
+    group_->check_caller();
+    const auto call = one_in_conflict(touched);
+    if (!call) return;
+    see_through(*call, interrupt);
+  }
+}
+
+// What peers cannot have missed ends the group, as it does without codecs.
+void CodecGroup::check() {
+  group_->throw_if_dead();
+  if (const auto reason = group_->peer_abort()) fail(ErrorKind::aborted, *reason);
+}
+
+void CodecGroup::check_process() const {
+  if (!fork_mark_.in_child()) return;
+  fail(ErrorKind::invalid_argument, "rank ", group_->rank(),
+       ": this process was forked after the call began, which the parent alone can wait for");
+}
+
+void CodecGroup::give_up(const std::exception_ptr& error) {
+  std::string reason = "a compressed call failed";
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    reason = e.what();
+  } catch (...) {
+  }
+  end_lanes(reason);
+  if (!group_->dead()) group_->abort(reason);
+}
+
+void CodecGroup::end_lanes(const std::string& reason) {
+  CodecLanes known;
+  HostLanes between_hosts;
+  {
+    const std::lock_guard lock(mutex_);
+    known = lanes_;
+    between_hosts = host_lanes_;
+  }
+  between_hosts.abort(reason);
+  for (const auto& lane : {known.exchange, known.gather}) {
+    if (lane && !lane->dead()) lane->abort(reason);
+  }
+}
+
+}  // namespace pycoll

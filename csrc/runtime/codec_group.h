@@ -1,0 +1,94 @@
+// Collectives over codecs for one group; what is exempt from them.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/fork_mark.h"
+#include "runtime/codec_call.h"
+#include "runtime/host_codec_call.h"
+
+namespace pycoll {
+
+// Calls on the same memory run one after the other, with a codec or without: whoever begins one
+// that needs memory of another waits for that one's end first. Strided vectors are not looked at:
+// they were copied before, and travel as copies.
+class CodecGroup final : public CallHome, public std::enable_shared_from_this<CodecGroup> {
+ public:
+  // Nothing is exchanged before the first compressed call.
+  static std::shared_ptr<CodecGroup> make(std::shared_ptr<Communicator> group);
+  ~CodecGroup() override;
+  CodecGroup(const CodecGroup&) = delete;
+  CodecGroup& operator=(const CodecGroup&) = delete;
+
+  // Whether such a call is compressed at all; the same answer on every rank. Else it is to be run
+  // as it is: integers, bool, float64, complex; reductions other than SUM and AVG; groups of one.
+  static bool serves(const Communicator& group, Collective collective, DType dtype, ReduceOp op);
+
+  // The first one is collective over the group: its ranks make the lanes. Throws what the group's
+  // own check() throws of the same call without a codec, the group's error when it is dead, what
+  // making groups throws, and what the interrupt does. Nothing has begun yet.
+  std::shared_ptr<CompressedCall> prepare(CodecRequest request, const Interrupt& interrupt);
+  // Calls are ordered: every rank starts the same ones in the same order. May complete the call in
+  // this thread.
+  void start(const std::shared_ptr<CompressedCall>& call);
+  std::shared_ptr<CompressedCall> submit(CodecRequest request,
+                                         const Interrupt& interrupt = nullptr) {
+    auto call = prepare(std::move(request), interrupt);
+    start(call);
+    return call;
+  }
+
+  // No call over a codec is under way. Acquire: then their results are there.
+  bool idle() const { return under_way_.load(std::memory_order_acquire) == 0; }
+  // By whoever is about to begin a call without a codec: returns when none over a codec is under
+  // way on its memory. Throws what the interrupt does.
+  void let_end(const Touched& touched, const Interrupt& interrupt);
+
+  // What the first call does: makes the lanes, where there are none.
+  void connect(const Interrupt& interrupt);
+  // For a call that is a part of another, which has seen to all that prepare() does: it is begun,
+  // and started() is the caller's.
+  std::shared_ptr<CompressedCall> begin_part(CodecRequest request);
+  // Before the group's own; by any thread, those that wait here included.
+  void close();
+
+ private:
+  explicit CodecGroup(std::shared_ptr<Communicator> group) : group_(std::move(group)) {}
+  void check_request(const CodecRequest& request) const;
+  std::shared_ptr<CompressedCall> make_call(CodecRequest request);
+  void begin(const std::shared_ptr<CompressedCall>& call);
+  bool wait_for_lanes(const Interrupt& interrupt);
+  void make_lanes(const Interrupt& interrupt);
+  [[noreturn]] void refuse_closed() const;
+  // Gives the lanes up, here and at the peers: maybe nobody waits for what is under way.
+  void end_lanes(const std::string& reason);
+  std::shared_ptr<CompressedCall> one_in_conflict(const Touched& touched);
+
+  void check() override;
+  void give_up(const std::exception_ptr& error) override;
+  void check_process() const override;
+  // Release: see idle().
+  void ended() override { under_way_.fetch_sub(1, std::memory_order_release); }
+
+  const ForkMark fork_mark_;
+  const std::shared_ptr<Communicator> group_;
+  BufferPool pool_;               // before the lanes, whose threads use it
+  std::mutex mutex_;              // held for moments
+  std::condition_variable made_;  // or given up
+  std::thread::id maker_;         // of the lanes, while it does; guarded by mutex_
+  bool closed_ = false;           // guarded by mutex_
+  CodecLanes lanes_;              // set once, under mutex_
+  HostLanes host_lanes_;          // with them; empty where hosts do not have ranks alike
+  std::mutex order_;              // of calls into the first lane
+  uint32_t calls_ = 0;            // guarded by order_
+  std::vector<std::weak_ptr<CompressedCall>> begun_;  // guarded by order_; some of them have ended
+  std::atomic<uint32_t> under_way_{0};
+};
+
+}  // namespace pycoll
