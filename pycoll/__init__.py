@@ -41,6 +41,14 @@ if TYPE_CHECKING:
     )
     from pycoll.communicator import Communicator, Work
     from pycoll.direct import all_reduce
+    from pycoll.hooks import (
+        CompressionState,
+        OneBitAdam,
+        PowerSGD,
+        RandomK,
+        TopK,
+        compress_hook,
+    )
     from pycoll.mixed_precision import Unscaled, cast_, clip_by_norm_, unscale_
     from pycoll.options import Options
     from pycoll.shared_memory import (
@@ -60,6 +68,7 @@ __all__ = [
     "Bf16",
     "Codec",
     "Communicator",
+    "CompressionState",
     "Error",
     "FileStore",
     "Fp8E4M3",
@@ -69,12 +78,16 @@ __all__ = [
     "Int8",
     "InvalidArgumentError",
     "MismatchError",
+    "OneBitAdam",
     "OperatingSystemError",
     "Options",
     "PeerError",
+    "PowerSGD",
+    "RandomK",
     "Sign",
     "Ternary",
     "TimeoutError",
+    "TopK",
     "UInt4",
     "UInt8",
     "Unscaled",
@@ -85,6 +98,7 @@ __all__ = [
     "cast_",
     "clip_by_norm_",
     "codec_of",
+    "compress_hook",
     "decode",
     "empty",
     "empty_array",
@@ -121,6 +135,12 @@ _HOMES = {
     "FileStore": "store",
     "Options": "options",
     "all_reduce": "direct",
+    "CompressionState": "hooks",
+    "OneBitAdam": "hooks",
+    "PowerSGD": "hooks",
+    "RandomK": "hooks",
+    "TopK": "hooks",
+    "compress_hook": "hooks",
     "empty": "shared_memory",
     "empty_array": "shared_memory",
     "is_shareable": "shared_memory",
