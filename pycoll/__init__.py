@@ -12,6 +12,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pycoll._codec_choice import choose_codec, codec_choice
     from pycoll._core import (
         AbortedError,
         Error,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from pycoll._statistics import statistics
+    from pycoll.auto import Auto
     from pycoll.codecs import (
         Bf16,
         Codec,
@@ -65,6 +67,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AbortedError",
+    "Auto",
     "Bf16",
     "Codec",
     "Communicator",
@@ -96,7 +99,9 @@ __all__ = [
     "__version__",
     "all_reduce",
     "cast_",
+    "choose_codec",
     "clip_by_norm_",
+    "codec_choice",
     "codec_of",
     "compress_hook",
     "decode",
@@ -112,6 +117,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Auto": "auto",
     "Bf16": "codecs",
     "Codec": "codecs",
     "Fp16": "codecs",
@@ -123,6 +129,8 @@ _HOMES = {
     "Ternary": "codecs",
     "UInt4": "codecs",
     "UInt8": "codecs",
+    "choose_codec": "_codec_choice",
+    "codec_choice": "_codec_choice",
     "codec_of": "codecs",
     "decode": "codecs",
     "encode": "codecs",

@@ -9,6 +9,7 @@ from pycoll import _core
 from pycoll._arrays import Array
 
 if TYPE_CHECKING:
+    from pycoll.auto import Auto
     from pycoll.codecs import Codec
 
 
@@ -23,7 +24,7 @@ class Call:
         root: int,
         algorithm: str,
         timeout: float | None,
-        codec: str | Codec | None = None,
+        codec: str | Codec | Auto | None = None,
         step: int | None = None,
     ) -> None:
         if factor != 1.0 and op != "premul_sum":

@@ -9,26 +9,82 @@ import numpy as np
 from pycoll import _core
 from pycoll._arrays import Array, check_array
 from pycoll._calls import Call
-from pycoll.codecs import Codec, codec_of
+from pycoll.advisor import ITEM_BYTES, Bytes
+from pycoll.auto import Auto, Choice, Chooser, auto_only, codec_or_auto
+from pycoll.codecs import Codec
 from pycoll.options import Options
+
+
+class CoreTrial:
+    """A communicator as pycoll/auto.py measures it."""
+
+    def __init__(self, core: _core.CommunicatorCore, world_size: int) -> None:
+        self.world_size = world_size
+        self._core = core
+
+    def shares_memory(self) -> bool:
+        # On no rank of a group of several hosts, or of one that is forced onto the network.
+        return self._core.transport() == "shm"
+
+    def all_reduce(self, values: Bytes, dtype: str, codec: Codec | None) -> None:
+        call = self._call("all_reduce", [values], [values], dtype, "avg")
+        if codec is None:
+            self._core.run(call)
+        else:
+            self._core.submit_codec(call, codec._choice(0), None, None).wait()
+
+    def gather(self, numbers: Sequence[float]) -> list[list[float]]:
+        own = np.array(numbers, np.float64)
+        rows = [np.empty_like(own) for _ in range(self.world_size)]
+        self._core.run(self._call("all_gather", [own], rows, "float64", "none"))
+        return [row.tolist() for row in rows]
+
+    def _call(
+        self, collective: str, inputs: list[Array], outputs: list[Array], dtype: str, op: str
+    ) -> _core.Call:
+        return _core.Call(
+            collective=collective,
+            inputs=inputs,
+            outputs=outputs,
+            dtype=dtype,
+            op=op,
+            factor=1.0,
+            root=0,
+            algorithm="auto",
+            timeout=None,
+            on_result=None,
+        )
 
 
 class CodecPart:
     """The compressed calls of one communicator. `default`: the codec of calls that name none."""
 
-    def __init__(self, core: _core.CommunicatorCore, options: Options) -> None:
+    def __init__(self, core: _core.CommunicatorCore, world_size: int, options: Options) -> None:
         self._core = core
-        self.default = None if options.codec is None else codec_of(options.codec)
+        self.default = None if options.codec is None else codec_or_auto(options.codec)
         self._min_bytes = options.least_bytes
+        trial = CoreTrial(core, world_size)
+        self._chooser = Chooser(trial)
+        # Calls that name no codec are exact, whatever they are.
+        self.exact_by_default = self.default is None
+        if isinstance(self.default, Auto) and (world_size == 1 or trial.shares_memory()):
+            self.exact_by_default = True
+            self._chooser.choice(self.default, "float32")  # none, and asks nobody
 
     def codec_for(
         self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array]
     ) -> Codec | None:
-        """The codec of a call; None where it is exempt. The same on every rank."""
+        """The codec of a call; None where it is exempt. The same on every rank. Collective where
+        the group has to choose one first."""
         # A group's codec is for gradients: what is broadcast and gathered is mostly parameters.
         reduces = call.collective in ("all_reduce", "reduce_scatter")
         given = call.codec or (self.default if reduces else None)
-        codec = None if given is None else codec_of(given)
+        codec = None if given is None else codec_or_auto(given)
+        if isinstance(codec, Auto) and not reduces:
+            raise _core.InvalidArgumentError(
+                f"{call.collective}: a codec is chosen for all_reduce and reduce_scatter; name one "
+                "here, such as 'int8'"
+            )
         arrays = [*inputs, *outputs]
         if codec is None or not arrays or call.algorithm != "auto":
             return None
@@ -37,7 +93,25 @@ class CodecPart:
         # Ranks know no more than their own lengths of an all_to_all: they could not agree.
         size = max(sum(a.nbytes for a in inputs), sum(a.nbytes for a in outputs))
         small = size < self._min_bytes and call.collective != "all_to_all"
-        return None if small else codec
+        if small:
+            return None
+        if isinstance(codec, Codec):
+            return codec
+        return self._chooser.choice(codec, arrays[0].dtype.name).codec_for(size)
+
+    def choice(self, codec: str | Auto | None, dtype: str) -> Choice | None:
+        return self._chooser.known(self._auto(codec), dtype)
+
+    def choose(self, codec: str | Auto | None, dtype: str) -> Choice:
+        auto = self._auto(codec)
+        if dtype not in ITEM_BYTES:
+            raise _core.InvalidArgumentError(f"codecs take {', '.join(ITEM_BYTES)}, not {dtype!r}")
+        return self._chooser.again(auto, dtype)
+
+    def _auto(self, codec: str | Auto | None) -> Auto:
+        if codec is None:
+            return self.default if isinstance(self.default, Auto) else Auto()
+        return auto_only(codec)
 
     def residuals_of(
         self, call: Call, array: Array, *residuals: Array | None

@@ -18,21 +18,37 @@ def create(options: Any, backend_options: Any) -> Any:
     errors of `pycoll` when the ranks do not find each other.
     """
     from pycoll import _native
-    from pycoll.codecs import codec_of
+    from pycoll._codec_choice import choose_for_new_group, groups
+    from pycoll.auto import Auto, Choice, codec_or_auto
+    from pycoll.codecs import Codec
     from pycoll.options import Options
 
     native = _native.load()
     settings = Options.of(backend_options)
     variables, table = settings.resolve()
-    return native.create_backend(
-        options.store,
-        options.group_rank,
-        options.group_size,
-        options.timeout,
-        options.group_id,
-        list(options.global_ranks_in_group),  # empty for the default group: all ranks
-        variables,
-        table,
-        None if settings.codec is None else codec_of(settings.codec)._fields(),
-        settings.least_bytes,
-    )
+
+    def make(name: str, codec: Codec | None, min_bytes: int) -> Any:
+        return native.create_backend(
+            options.store,
+            options.group_rank,
+            options.group_size,
+            options.timeout,
+            name,
+            list(options.global_ranks_in_group),  # empty for the default group: all ranks
+            variables,
+            table,
+            None if codec is None else codec._fields(),
+            min_bytes,
+        )
+
+    choice = None
+    if settings.codec is not None:
+        given = codec_or_auto(settings.codec)
+        if isinstance(given, Auto):
+            choice = choose_for_new_group(options.group_id, variables, given, make)
+        else:
+            choice = Choice(given, settings.least_bytes, "the group's Options name it")
+    groups.made(options.group_id, choice)
+    if choice is None:
+        return make(options.group_id, None, settings.least_bytes)
+    return make(options.group_id, choice.codec, max(choice.min_bytes, settings.least_bytes))

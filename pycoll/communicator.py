@@ -22,6 +22,7 @@ from pycoll._codec_calls import CodecPart
 from pycoll._device_arrays import seen
 from pycoll._device_calls import DevicePart, on_device
 from pycoll._store_adapter import adapt_store
+from pycoll.auto import Auto, Choice
 from pycoll.codecs import Codec
 from pycoll.options import Options
 
@@ -76,8 +77,10 @@ class Communicator:
     too, ends with what the codes decode to: the same bits. An all_reduce quantises twice (each
     rank's values; the sum, which is made in float32), everything else once. Exempt, and exact:
     other dtypes, operations other than sum and avg, vectors below `Options.min_bytes`, groups of
-    one, calls that force an algorithm. `step`: what the random numbers of stochastic rounding
-    depend on beside the codec's seed; None: the number of the call.
+    one, calls that force an algorithm. "auto", or a `pycoll.Auto`, in all_reduce and
+    reduce_scatter: the first such call, also an asynchronous one, measures what pays on this
+    group's network, which takes some all_reduces of 4 MiB. `step`: what the random numbers of
+    stochastic rounding depend on beside the codec's seed; None: the number of the call.
     """
 
     def __init__(
@@ -113,7 +116,7 @@ class Communicator:
             table=table,
         )
         self._devices = DevicePart(self._core, timeout)
-        self._codecs = CodecPart(self._core, settings)
+        self._codecs = CodecPart(self._core, world_size, settings)
         # Also at exit, before the interpreter ends threads that still carry operations.
         weakref.finalize(self, self._core.close)
 
@@ -135,6 +138,22 @@ class Communicator:
         """
         return self._core.statistics()
 
+    def codec_choice(
+        self, codec: str | Auto | None = None, dtype: str = "float32"
+    ) -> Choice | None:
+        """What this group has chosen for ``codec="auto"`` calls of a dtype, and why (`Choice.why`).
+
+        None before the first one. `codec`: "auto" or a `pycoll.Auto`; None: that of the `Options`.
+        """
+        return self._codecs.choice(codec, dtype)
+
+    def choose_codec(self, codec: str | Auto | None = None, dtype: str = "float32") -> Choice:
+        """Measures what pays, now, for `codec` and a dtype (as `codec_choice`); every rank calls.
+
+        The first such call of an "auto" all_reduce does so by itself, and no later one does.
+        """
+        return self._codecs.choose(codec, dtype)
+
     def all_reduce(
         self,
         array: Array,
@@ -143,7 +162,7 @@ class Communicator:
         factor: float = 1.0,
         algorithm: str = "auto",
         timeout: float | None = None,
-        codec: str | Codec | None = None,
+        codec: str | Codec | Auto | None = None,
         step: int | None = None,
         residual: Array | None = None,
         sum_residual: Array | None = None,
@@ -156,7 +175,7 @@ class Communicator:
         the codec, float32 arrays of as many elements, as of `pycoll.all_reduce`.
         """
         plain = factor == 1.0 and algorithm == "auto" and timeout is None and stream is None
-        plain = plain and codec is None and self._codecs.default is None
+        plain = plain and codec is None and self._codecs.exact_by_default
         if plain and not async_op and self._core.all_reduce_at_once(array, op):
             return None
         array = seen(array)
@@ -172,7 +191,7 @@ class Communicator:
         *,
         algorithm: str = "auto",
         timeout: float | None = None,
-        codec: str | Codec | None = None,
+        codec: str | Codec | Auto | None = None,
         step: int | None = None,
         stream: Any = None,
         async_op: bool = False,
@@ -203,7 +222,7 @@ class Communicator:
         factor: float = 1.0,
         algorithm: str = "auto",
         timeout: float | None = None,
-        codec: str | Codec | None = None,
+        codec: str | Codec | Auto | None = None,
         step: int | None = None,
         stream: Any = None,
         async_op: bool = False,
@@ -232,7 +251,7 @@ class Communicator:
         *,
         algorithm: str = "auto",
         timeout: float | None = None,
-        codec: str | Codec | None = None,
+        codec: str | Codec | Auto | None = None,
         step: int | None = None,
         stream: Any = None,
         async_op: bool = False,
@@ -344,7 +363,7 @@ class Communicator:
         *,
         algorithm: str = "auto",
         timeout: float | None = None,
-        codec: str | Codec | None = None,
+        codec: str | Codec | Auto | None = None,
         step: int | None = None,
         stream: Any = None,
         async_op: bool = False,

@@ -13,7 +13,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from pycoll import _core, _native
-from pycoll.codecs import Codec, codec_of
+from pycoll._codec_choice import backend_of, codec_for
+from pycoll.auto import Auto, codec_or_auto
+from pycoll.codecs import Codec
 
 if TYPE_CHECKING:
     import torch
@@ -32,26 +34,13 @@ _OPS = {
 }
 
 
-def _backend_of(group: dist.ProcessGroup) -> Any:
-    """The pycoll backend of the group for CPU tensors; None when another one serves them."""
-    import torch
-
-    if not isinstance(group, dist.ProcessGroup):  # torch's mark of ranks outside a group
-        return None
-    try:
-        backend = group._get_backend(torch.device("cpu"))
-    except RuntimeError:
-        return None
-    return backend if isinstance(backend, _native.load().Backend) else None
-
-
 def _all_reduce(
     tensor: torch.Tensor,
     op: str | Any = "sum",
     group: dist.ProcessGroup | None = None,
     async_op: bool = False,
     *,
-    codec: str | Codec | None = None,
+    codec: str | Codec | Auto | None = None,
     step: int | None = None,
     residual: torch.Tensor | None = None,
     sum_residual: torch.Tensor | None = None,
@@ -68,6 +57,8 @@ def _all_reduce(
     `Options.min_bytes`; without it, as the group's `Options` say. Every rank must give the same
     one, and gets the same bits: what the codes of the sum decode to. `step`: what the random
     numbers of stochastic rounding depend on beside the codec's seed; None: the number of the call.
+    "auto", or a `pycoll.Auto`: the first such call of the group, also an asynchronous one, measures
+    what pays on its network, and the group keeps to it (`codec_choice`, `choose_codec`).
 
     `residual`: error feedback (Karimireddy et al., ICML 2019). A dense float32 CPU tensor of as
     many elements, zeros at first. What is encoded is the value plus its residual, which then
@@ -89,18 +80,23 @@ def _all_reduce(
         if residual is not None or sum_residual is not None:
             raise ValueError("all_reduce: residuals are those of a codec, which was not given")
         return dist.all_reduce(tensor, op, group, async_op)
-    fields = codec_of(codec)._fields(step)
+    given = codec_or_auto(codec)
     if not isinstance(tensor, torch.Tensor) or group is dist.GroupMember.NON_GROUP_MEMBER:
         return dist.all_reduce(tensor, op, group, async_op)  # which says so
-    backend = _backend_of(group or dist.group.WORLD)
+    group = group or dist.group.WORLD
+    backend = backend_of(group)
     if backend is None or tensor.device.type != "cpu":
         raise _core.UnsupportedError(
             f"all_reduce with a codec: a group of {dist.get_backend(group)} and a tensor on "
             f"{tensor.device}; codecs serve CPU tensors of groups of pycoll"
         )
+    chosen = codec_for(group, given, tensor, op) if isinstance(given, Auto) else given
+    if chosen is None:
+        return dist.all_reduce(tensor, op, group, async_op)
     if not isinstance(op, dist.ReduceOp):
         op = dist.ReduceOp(op)
+    fields = chosen._fields(step)
     return backend.all_reduce_over(tensor, op, async_op, fields, residual, sum_residual)
 
 
-all_reduce = _native.load().make_all_reduce(distributed_c10d._world, _backend_of, _all_reduce)
+all_reduce = _native.load().make_all_reduce(distributed_c10d._world, backend_of, _all_reduce)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pycoll import _core
-from pycoll.codecs import Codec, codec_of
+from pycoll.auto import Auto, codec_or_auto
+from pycoll.codecs import Codec
 from pycoll.selection import Row, Table
 
 __all__ = ["Options"]
@@ -38,7 +39,10 @@ class Options:
         variables: any other PYCOLL_* variable, for this group alone.
         codec: how floats of all_reduce and reduce_scatter travel in calls that name no codec: a
             name such as "int8", or an object such as ``pycoll.Int8(block=64)`` (pycoll.codecs has
-            them); None: as they are. What is gathered and broadcast stays exact.
+            them); None: as they are. What is gathered and broadcast stays exact. "auto", or a
+            ``pycoll.Auto(...)``: the group measures what pays on its network, once, and keeps to
+            it (`pycoll.codec_choice` says what and why). As that depends on time, results may
+            differ from run to run; with a `determinism` of "run" or "algorithm" it is refused.
         min_bytes: vectors of fewer bytes travel as they are; None: 16384.
     """
 
@@ -46,7 +50,7 @@ class Options:
     table: str | os.PathLike[str] | Table | None = None
     algo: str | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
-    codec: str | Codec | None = None
+    codec: str | Codec | Auto | None = None
     min_bytes: int | None = None
 
     def __post_init__(self) -> None:
@@ -62,8 +66,8 @@ class Options:
             raise _core.InvalidArgumentError(
                 f"algo is a text like 'all_reduce=ring', not {self.algo!r}"
             )
-        if self.codec is not None:
-            codec_of(self.codec)
+        if self.codec is not None and isinstance(codec_or_auto(self.codec), Auto):
+            self._check_auto()
         if self.min_bytes is not None and not (
             isinstance(self.min_bytes, int) and self.min_bytes >= 0
         ):
@@ -79,6 +83,18 @@ class Options:
                     f"options map names of PYCOLL_* variables to texts, not {name!r} to {value!r}"
                 )
             _core.check_variable(name, value)
+
+    def _check_auto(self) -> None:
+        level = (
+            self.determinism
+            or self.variables.get("PYCOLL_DETERMINISM")
+            or os.environ.get("PYCOLL_DETERMINISM")
+        )
+        if level in ("run", "algorithm"):
+            raise _core.InvalidArgumentError(
+                f"codec='auto' chooses by measured times, so results may differ from run to run: "
+                f"determinism={level!r} cannot be had; name a codec, or let determinism be 'ranks'"
+            )
 
     @property
     def least_bytes(self) -> int:
