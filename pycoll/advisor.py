@@ -291,9 +291,8 @@ class Wire:
         times = [OnWire(pieces * part.total, pieces * part.core) for part in parts]
         if work.summed_inside > 1:
             size = work.count * ITEM_BYTES[work.dtype]
-            times += [
-                self._inside.run(name, size, work.dtype) for name in ("reduce_scatter", "all_gather")
-            ]
+            for name in ("reduce_scatter", "all_gather"):
+                times.append(self._inside.run(name, size, work.dtype))
         return OnWire(sum(time.total for time in times), sum(time.core for time in times))
 
 

@@ -227,7 +227,7 @@ def test_ranks_that_share_a_host_sum_inside_of_it():
     uneven = advisor.advise(Workload(100 << 20, 15, 2), Link.of("1gbit"), speeds)
     assert (spread.best.name, packed.best.name, uneven.best.name) == ("int8", "int8", "none")
     assert "all have as many ranks" in uneven.reason
-    # A host's port has to send the vector's codes once, in two halves; sums inside of it come on top.
+    # A host's port sends the vector's codes once, in two halves; sums inside come on top.
     codes = (100 << 20) / 4 * 8.125 / 8
     assert 1 <= packed.best.wire / (codes / Link.of("1gbit").bytes_per_second) < 1.5
     alone = advisor.advise(Workload(100 << 20, 16, 1), Link.of("1gbit"), speeds)
