@@ -69,3 +69,67 @@ def test_an_error_of_a_collective_comes_out_of_backward(what):
     first, second = ranks_of(2, dead_peer, what)
     assert second.value == "gone"
     assert "rank 1" in first.value
+
+
+def layers(dtypes=(torch.float32,) * 3):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*(torch.nn.Linear(96, 96, dtype=dtype) for dtype in dtypes))
+
+
+def refused_steps(rank, w):
+    model = layers()
+    state = pycoll.CompressionState(None, "int8")
+
+    def wrapped(**options):
+        ddp = torch.nn.parallel.DistributedDataParallel(model, **options)
+        ddp.register_comm_hook(state, pycoll.compress_hook)
+        return ddp
+
+    def step(ddp):
+        ddp(torch.ones(4, 96)).sum().backward()
+
+    ddp = wrapped()
+    step(ddp)
+    del ddp
+    model[0].requires_grad_(False)
+    with pytest.raises(pycoll.InvalidArgumentError, match=r"trains other parameters.*0\.weight"):
+        step(wrapped())
+    # States of ranks that differ.
+    for codec in (pycoll.RandomK(0.1, seed=rank), pycoll.Int8(block=64 << rank)):
+        state = pycoll.CompressionState(None, codec)
+        with pytest.raises(pycoll.MismatchError, match=r"ranks \[1\] are unlike"):
+            step(wrapped())
+    # Another group than the model's.
+    alone = [dist.new_group([r]) for r in range(w)][rank]
+    state = pycoll.CompressionState(alone, "int8")
+    with pytest.raises(pycoll.InvalidArgumentError, match="state's group has ranks"):
+        step(wrapped())
+
+
+def test_steps_that_would_let_ranks_part_are_refused():
+    ranks_of(2, refused_steps)
+
+
+def static_graph_of_two_dtypes(rank, w):
+    class Mixed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = layers((torch.float32, torch.bfloat16, torch.float32))
+
+        def forward(self, x):
+            for part in self.parts:
+                x = part(x.to(part.weight.dtype))
+            return x
+
+    ddp = torch.nn.parallel.DistributedDataParallel(Mixed(), static_graph=True)
+    state = pycoll.CompressionState(None, "int8")
+    ddp.register_comm_hook(state, pycoll.compress_hook)
+    for step in range(3):
+        ddp(torch.full((4, 96), float(rank + step))).sum().backward()
+    assert state.step == 3
+    return [p.grad.float().numpy().tobytes() for p in ddp.parameters()]
+
+
+def test_a_static_graph_of_two_dtypes():
+    results = ranks_of(2, static_graph_of_two_dtypes)
+    assert results[0].value == results[1].value

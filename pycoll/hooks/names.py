@@ -48,6 +48,7 @@ def _with_subclasses(cls: type) -> set[type]:
 
 
 def named_parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """In the model's order, named as inside the wrapper: `ddp.module.named_parameters()`."""
+    """In the model's order, named as inside the wrapper: `ddp.module.named_parameters()`, and as
+    without torch.compile: a run may be resumed with it or without."""
     inner = model.module if isinstance(model, DistributedDataParallel) else model
-    return dict(inner.named_parameters())
+    return {name.replace("_orig_mod.", ""): x for name, x in inner.named_parameters()}

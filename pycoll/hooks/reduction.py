@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -40,6 +42,29 @@ class Group:
     @property
     def size(self) -> int:
         return dist.get_world_size(self.handle)
+
+    def check_ranks(self, other: dist.ProcessGroup) -> None:
+        """Raises InvalidArgumentError unless the model's group has the same ranks."""
+        mine, theirs = map(dist.get_process_group_ranks, (self.handle or dist.group.WORLD, other))
+        check(
+            mine == theirs,
+            f"compress_hook: the state's group has ranks {mine}, the model's {theirs}; give "
+            "CompressionState the group of the model",
+        )
+
+    def check_agreement(self, what: Any, device: torch.device) -> None:
+        """Raises MismatchError on every rank unless all have the same (in JSON's types)."""
+        digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).digest()
+        mine = torch.frombuffer(bytearray(digest[:8]), dtype=torch.int64).to(device)
+        work, everyone = self.gather(mine)
+        work.wait()
+        others = (everyone[:, 0] != everyone[0, 0]).nonzero().view(-1).tolist()
+        if others:
+            raise _core.MismatchError(
+                f"compress_hook: the states of ranks {others} are unlike that of rank 0 (codec, "
+                "seed, other settings, exempt parameters, model, or step: load_state_dict() is for "
+                "every rank)"
+            )
 
     def average(self, tensor: torch.Tensor) -> Any:
         """Starts the exact mean over the ranks, in place; torch's Work."""

@@ -135,6 +135,7 @@ class CompressionState:
         self._group = Group(group)
         self._model = model
         self._names: dict[int, str] = {}
+        self._ignored: set[str] = set()
         self._parameters: dict[str, torch.Tensor] = {}
         self._memory = Memory()
         self._plans: dict[bool, Plan] = {}  # exact, compressed
@@ -159,6 +160,19 @@ class CompressionState:
         self.commit()
         self._scaler = scaler
         self._missing.discard("scaler")
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """May be set before the first step, and must be after unpickling a state that had one."""
+        return self._group.handle
+
+    @group.setter
+    def group(self, group: dist.ProcessGroup | None) -> None:
+        self._check_between("group")
+        if self._plans:
+            raise _core.Error("CompressionState.group: steps were made with the one that it has")
+        self._group = Group(group)
+        self._missing.discard("group")
 
     @property
     def step(self) -> int:
@@ -230,6 +244,8 @@ class CompressionState:
 
     def __getstate__(self) -> dict[str, Any]:
         missing = set(self._missing)
+        if self._group.handle is not None:
+            missing.add("group")
         if self._scaler is not None:
             missing.add("scaler")
         if self._momentum is not None:
@@ -242,8 +258,8 @@ class CompressionState:
         }
 
     def __setstate__(self, given: dict[str, Any]) -> None:
-        """A group, a scaler, an optimizer and a model cannot come along: the group is the default
-        one, scaler and optimizer must be given anew."""
+        """A group, a scaler, an optimizer and a model cannot come along: group (but for the default
+        one), scaler and optimizer must be given anew."""
         self._compressor = given["compressor"]
         self._settings = given["settings"]
         self._missing = set(given["missing"])
@@ -259,17 +275,20 @@ class CompressionState:
     # ---- A step ----
 
     def _hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        if bucket.index() == 0:
+        if self._buckets is None or self._repeats(bucket):
             self._begin()
         buckets = self._buckets
-        if buckets is None:
-            raise _core.Error("compress_hook: the step's first bucket is missing")
+        assert buckets is not None
         try:
             future = buckets.add(bucket, self._names)
-            if bucket.is_last() and not self._plans:
+            # In the first pass of a static graph DDP gives no bucket an index, nor calls one last.
+            last = bucket.is_last() or self._all_came(buckets)
+            if last:
+                self._check_trained(buckets)
+            if last and not self._plans:
                 self._make_plans(buckets)
             self._launch(buckets)
-            if bucket.is_last():
+            if last:
                 self._finish(buckets)
         except BaseException:
             self._buckets, self._launched = None, []
@@ -278,13 +297,42 @@ class CompressionState:
             raise
         return future
 
+    def _repeats(self, bucket: dist.GradBucket) -> bool:
+        """Whether the bucket belongs to another pass than those that have come."""
+        assert self._buckets is not None
+        names = [self._names.get(id(parameter)) for parameter in bucket.parameters()]
+        return any(name in self._buckets.gradients for name in names)
+
+    def _trained(self) -> set[str]:
+        """Parameters whose gradients a pass brings."""
+        if self._plans:
+            return {name for unit in self._plans[True].units for name in unit.names}
+        return {
+            name
+            for name, parameter in self._parameters.items()
+            if parameter.requires_grad and name not in self._ignored
+        }
+
+    def _all_came(self, buckets: Buckets) -> bool:
+        return len(buckets.gradients) >= len(self._trained())
+
+    def _check_trained(self, buckets: Buckets) -> None:
+        """A gradient of no unit would stay this rank's own, and ranks would part."""
+        if not self._plans or set(buckets.gradients) == self._trained():
+            return
+        names = sorted(set(buckets.gradients) ^ self._trained())
+        raise _core.InvalidArgumentError(
+            "compress_hook: the model trains other parameters than when this state was first used "
+            f"({', '.join(names[:5])}); make a new state with each new DistributedDataParallel"
+        )
+
     def _begin(self) -> None:
         self._buckets = None  # of a pass that an error ended elsewhere
         self.commit()
         if self._missing:
             raise _core.Error(
                 f"compress_hook: the state was unpickled without its {', '.join(self._missing)}; "
-                "set state.scaler, call optimizer.attach(state)"
+                "set state.group, state.scaler, call optimizer.attach(state)"
             )
         if not self._names:
             self._name_parameters()
@@ -298,6 +346,10 @@ class CompressionState:
                 "compress_hook: no DDP model has this state; register the state itself, "
                 "ddp.register_comm_hook(state, pycoll.compress_hook), or make it with model=ddp"
             )
+        theirs = getattr(model, "process_group", None)
+        if theirs is not None:
+            self._group.check_ranks(theirs)
+        self._ignored = set(getattr(model, "parameters_to_ignore", ()))
         self._parameters = named_parameters(model)
         self._names = {id(parameter): name for name, parameter in self._parameters.items()}
 
@@ -320,6 +372,10 @@ class CompressionState:
 
         size, least = self._settings["unit_bytes"], self._settings["min_bytes"]
         plan = make_plan(layouts, compressed, None if reduction.whole_step else size, least)
+        settings = {k: v for k, v in self._settings.items() if k != "exempt"}
+        compressor = checkpoint.settings_of(self._compressor)
+        what = [compressor, settings, sorted(exempt), plan.describe(), self._step]
+        self._group.check_agreement(what, layouts[0].device)
         if self._loaded is not None:
             checkpoint.check_header(self._loaded, self._header())
             self._memory = checkpoint.load(self._loaded, plan, reduction)
