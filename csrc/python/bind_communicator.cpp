@@ -269,7 +269,7 @@ class PyCommunicator {
   using Residual = std::optional<py::array>;
   std::unique_ptr<PyWork> submit_codec(const PyCall& call, const CodecChoice& choice,
                                        const Residual& residual, const Residual& sum_residual) {
-    CodecRequest request = with_codec(make_request(call), choice);
+    CodecRequest request{make_request(call), choice};
     if (residual) request.residual = view_of({*residual}, sizeof(float), true);
     if (sum_residual) request.sum_residual = view_of({*sum_residual}, sizeof(float), true);
     request.keep_alive = share(py::make_tuple(arrays_of(call), residual, sum_residual));
@@ -300,9 +300,7 @@ class PyCommunicator {
  private:
   // Messages are not ordered with collectives.
   void let_end(const MessageRequest& /*request*/) const {}
-  void let_end(const CallRequest& request) const {
-    codecs_->let_end({request.input, request.output, size_of(request.dtype)}, check_signals);
-  }
+  void let_end(const CallRequest& request) const { codecs_->let_end(request, check_signals); }
 
   std::shared_ptr<Communicator> communicator_;
   std::shared_ptr<DeviceCalls> devices_;  // guarded by the GIL

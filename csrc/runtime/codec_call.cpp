@@ -18,10 +18,6 @@ constexpr uint64_t kMostPiece = uint64_t{1} << 20;
 // Random numbers of a sum are others than those of this rank's values.
 constexpr uint32_t kOfSums = 0x80000000u;
 
-uint64_t round_up(uint64_t value, uint64_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
-
 bool sums(Collective collective) {
   return collective == Collective::all_reduce || collective == Collective::reduce_scatter;
 }
@@ -97,26 +93,21 @@ std::vector<CodecCall::Part> CodecCall::chunks_of(const VectorView& vector,
     return residual.blocks.empty() ? nullptr
                                    : reinterpret_cast<float*>(residual.blocks[block].data);
   };
-  const auto ranks = static_cast<uint64_t>(world_size_);
-  const uint64_t unit = std::max<uint64_t>(request().codec.block, 64);
   if (request().collective != Collective::all_reduce) {
     uint64_t first = request().first;
     for (size_t i = 0; i < vector.blocks.size(); ++i) {
       const Block& block = vector.blocks[i];
       chunks.push_back({block.data, first, block.count, residual_of(i)});
-      // Whole groups of random numbers.
-      first += round_up(block.count, unit);
+      first += whole_units(block.count);
     }
     return chunks;
   }
-  const Block whole{vector.blocks[0].data, vector.blocks[0].count};
-  const uint64_t length = round_up((whole.count + ranks - 1) / ranks, unit);
+  const Block& whole = vector.blocks[0];
   float* const residuals = residual_of(0);
-  for (uint64_t rank = 0; rank < ranks; ++rank) {
-    const uint64_t begin = std::min(rank * length, whole.count);
-    const uint64_t end = std::min(begin + length, whole.count);
-    chunks.push_back({whole.data + begin * size_of(request().dtype), request().first + begin,
-                      end - begin, residuals == nullptr ? nullptr : residuals + begin});
+  for (int rank = 0; rank < world_size_; ++rank) {
+    const auto [begin, count] = share_of(whole.count, world_size_, rank);
+    chunks.push_back({whole.data + begin * size_of(request().dtype), request().first + begin, count,
+                      residuals == nullptr ? nullptr : residuals + begin});
   }
   return chunks;
 }
@@ -141,8 +132,7 @@ void CodecCall::plan() {
   // Ranks know only their own lengths of an all_to_all: one piece, or they would cut differently.
   const bool cut = request().collective != Collective::all_to_all;
   const uint64_t piece = cut ? std::clamp(longest / kPieces, kLeastPiece, kMostPiece) : longest;
-  piece_count_ = round_up(std::max<uint64_t>(std::min(piece, longest), 1),
-                          std::max<uint64_t>(request().codec.block, 64));
+  piece_count_ = whole_units(std::max<uint64_t>(std::min(piece, longest), 1));
   pieces_ =
       static_cast<uint32_t>(std::max<uint64_t>((longest + piece_count_ - 1) / piece_count_, 1));
 

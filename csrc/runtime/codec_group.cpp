@@ -8,27 +8,9 @@
 namespace pycoll {
 namespace {
 
-// How often a waiting thread looks for signals.
-constexpr auto kLook = std::chrono::milliseconds(50);
-
-// Blocks that a request must have, of 1 or the world size; 0: any.
-struct Blocks {
-  Collective collective;
-  bool input_by_rank;
-  bool output_by_rank;
-};
-constexpr Blocks kShapes[] = {
-    {Collective::all_reduce, false, false}, {Collective::reduce_scatter, true, false},
-    {Collective::all_gather, false, true},  {Collective::broadcast, false, false},
-    {Collective::all_to_all, true, true},
-};
-
-const Blocks* shape_of(Collective collective) {
-  for (const Blocks& shape : kShapes) {
-    if (shape.collective == collective) return &shape;
-  }
-  return nullptr;
-}
+constexpr Collective kServed[] = {Collective::all_reduce, Collective::reduce_scatter,
+                                  Collective::all_gather, Collective::broadcast,
+                                  Collective::all_to_all};
 
 // Of one length with the vector, and no memory of the call's.
 void check_residual(const char* name, const CodecRequest& request, const VectorView& residual,
@@ -177,37 +159,18 @@ void CodecGroup::make_lanes(const Interrupt& interrupt) {
 
 bool CodecGroup::serves(const Communicator& group, Collective collective, DType dtype,
                         ReduceOp op) {
+  const bool served = std::ranges::find(kServed, collective) != std::end(kServed);
   const bool op_serves = op == ReduceOp::none || op == ReduceOp::sum || op == ReduceOp::avg;
-  return group.world_size() > 1 && shape_of(collective) != nullptr && can_encode(dtype) &&
-         op_serves;
+  return group.world_size() > 1 && served && can_encode(dtype) && op_serves;
 }
 
 void CodecGroup::check_request(const CodecRequest& request) const {
   check_codec(request.codec);
-  const Blocks* shape = shape_of(request.collective);
-  if (shape == nullptr || !serves(*group_, request.collective, request.dtype, request.reduce_op)) {
+  if (!serves(*group_, request.collective, request.dtype, request.reduce_op)) {
     fail(ErrorKind::not_implemented, name_of(request.collective), " of ", name_of(request.dtype),
          " is not compressed");
   }
-  const auto ranks = static_cast<size_t>(group_->world_size());
-  const bool root_only = request.collective == Collective::broadcast;
-  const size_t inputs = shape->input_by_rank ? ranks : 1;
-  const size_t outputs = shape->output_by_rank ? ranks : 1;
-  const bool no_input = root_only && request.input.blocks.empty();
-  if ((request.input.blocks.size() != inputs && !no_input) ||
-      request.output.blocks.size() != outputs) {
-    fail(ErrorKind::invalid_argument, "compressed ", name_of(request.collective), ": ",
-         request.input.blocks.size(), " inputs and ", request.output.blocks.size(),
-         " outputs were given, ", inputs, " and ", outputs, " are needed");
-  }
-  CallRequest plain;
-  plain.collective = request.collective;
-  plain.dtype = request.dtype;
-  plain.reduce_op = request.reduce_op;
-  plain.root = request.root;
-  plain.input = request.input;
-  plain.output = request.output;
-  group_->check(plain);
+  group_->check(request);
   check_residuals(request);
 }
 

@@ -48,7 +48,10 @@ class CodecGroup final : public CallHome, public std::enable_shared_from_this<Co
   bool idle() const { return under_way_.load(std::memory_order_acquire) == 0; }
   // By whoever is about to begin a call without a codec: returns when none over a codec is under
   // way on its memory. Throws what the interrupt does.
-  void let_end(const Touched& touched, const Interrupt& interrupt);
+  void let_end(const CallRequest& request, const Interrupt& interrupt) {
+    if (idle()) return;
+    let_end(Touched{request.input, request.output, size_of(request.dtype)}, interrupt);
+  }
 
   // What the first call does: makes the lanes, where there are none.
   void connect(const Interrupt& interrupt);
@@ -61,6 +64,7 @@ class CodecGroup final : public CallHome, public std::enable_shared_from_this<Co
  private:
   explicit CodecGroup(std::shared_ptr<Communicator> group) : group_(std::move(group)) {}
   void check_request(const CodecRequest& request) const;
+  void let_end(const Touched& touched, const Interrupt& interrupt);
   std::shared_ptr<CompressedCall> make_call(CodecRequest request);
   void begin(const std::shared_ptr<CompressedCall>& call);
   bool wait_for_lanes(const Interrupt& interrupt);

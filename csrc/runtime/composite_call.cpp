@@ -5,12 +5,6 @@
 #include "core/error.h"
 
 namespace pycoll {
-namespace {
-
-// How often a waiting thread looks for signals.
-constexpr auto kLook = std::chrono::milliseconds(50);
-
-}  // namespace
 
 void CompositeCall::start() {
   try {

@@ -14,10 +14,6 @@ constexpr uint64_t kSegments = 4;
 constexpr uint64_t kLeastSegment = uint64_t{1} << 19;
 constexpr uint64_t kMostSegment = uint64_t{1} << 23;
 
-uint64_t round_up(uint64_t value, uint64_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
-
 }  // namespace
 
 bool has_host_lanes(const std::vector<int32_t>& hosts) {
@@ -64,10 +60,10 @@ HostCodecCall::HostCodecCall(CodecRequest request, int rank, const HostLanes& la
 
 void HostCodecCall::begin() {
   const uint64_t count = request().input.count();
-  const uint64_t unit = std::max<uint64_t>(request().codec.block, 64) *
-                        static_cast<uint64_t>(lanes_.scatter->world_size());
-  const uint64_t length =
-      round_up(std::clamp(count / kSegments, kLeastSegment, kMostSegment), unit);
+  // Whole units for each rank of the host.
+  const auto ranks = static_cast<uint64_t>(lanes_.scatter->world_size());
+  const uint64_t about = std::clamp(count / kSegments, kLeastSegment, kMostSegment);
+  const uint64_t length = whole_units((about + ranks - 1) / ranks) * ranks;
   uint64_t begin = 0;
   do {
     const Range segment{begin, std::min(length, count - begin)};
@@ -76,12 +72,9 @@ void HostCodecCall::begin() {
   } while (begin < count);
 }
 
-HostCodecCall::Range HostCodecCall::part_of(const Range& segment, int place) const {
-  const auto ranks = static_cast<uint64_t>(lanes_.scatter->world_size());
-  const uint64_t unit = std::max<uint64_t>(request().codec.block, 64);
-  const uint64_t length = round_up((segment.count + ranks - 1) / ranks, unit);
-  const uint64_t begin = std::min(static_cast<uint64_t>(place) * length, segment.count);
-  return {segment.begin + begin, std::min(length, segment.count - begin)};
+Range HostCodecCall::part_of(const Range& segment, int place) const {
+  const Range share = share_of(segment.count, lanes_.scatter->world_size(), place);
+  return {segment.begin + share.begin, share.count};
 }
 
 Block HostCodecCall::block_of(const VectorView& vector, const Range& range) const {
@@ -110,6 +103,7 @@ void HostCodecCall::scatter(const Range& segment) {
 std::shared_ptr<CompressedCall> HostCodecCall::cross(const Range& segment) {
   const Range part = part_of(segment, place_);
   CodecRequest call;
+  call.collective = Collective::all_reduce;
   call.codec = request().codec;
   call.dtype = request().dtype;
   call.reduce_op = request().reduce_op;
@@ -146,7 +140,7 @@ void HostCodecCall::gather(const Range& segment) {
     call.output.blocks.push_back(block_of(request().output, part_of(segment, place)));
   }
   call.input.blocks.push_back(block_of(request().output, part_of(segment, place_)));
-  submit(*lanes_.gather, std::move(call), [] {});
+  submit(*lanes_.gather, std::move(call), nullptr);
 }
 
 }  // namespace pycoll

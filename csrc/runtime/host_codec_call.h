@@ -46,13 +46,8 @@ class HostCodecCall final : public CompressedCall {
                 std::shared_ptr<CallHome> home);
 
  private:
-  // Elements [begin, begin + count); of a segment, or a rank's part of it.
-  struct Range {
-    uint64_t begin;
-    uint64_t count;
-  };
-
   void begin() override;
+  // A rank's part of a segment.
   Range part_of(const Range& segment, int place) const;
   Block block_of(const VectorView& vector, const Range& range) const;
   void scatter(const Range& segment);

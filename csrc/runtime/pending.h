@@ -10,6 +10,9 @@
 
 namespace pycoll {
 
+// How often a thread that waits for one looks for signals.
+constexpr auto kLook = std::chrono::milliseconds(50);
+
 class Pending {
  public:
   virtual ~Pending() = default;

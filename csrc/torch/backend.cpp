@@ -197,13 +197,13 @@ c10::intrusive_ptr<Work> Backend::start(Call call, CallRequest request) {
   const GilRelease release;
   with_torch_errors([&] {
     if (codec) {
-      CodecRequest compressed = with_codec(std::move(request), *codec);
+      CodecRequest compressed{std::move(request), *codec};
       // Both live as long as the operation.
       compressed.keep_alive = std::make_shared<std::pair<std::shared_ptr<void>, Tensors>>(
           std::move(compressed.keep_alive), std::move(call.residuals));
       work->submit(codecs_, std::move(compressed));
     } else {
-      codecs_->let_end({request.input, request.output, size_of(request.dtype)}, interrupt_);
+      codecs_->let_end(request, interrupt_);
       work->submit(std::move(request));
     }
   });
@@ -262,8 +262,7 @@ Backend::WorkPtr Backend::run(Call call) {
     const Profiled profiled(call.title, call.inputs);
     const GilRelease release;
     with_torch_errors([&] {
-      codecs_->submit(with_codec(std::move(request), *codec), interrupt_)
-          ->wait(std::nullopt, interrupt_);
+      codecs_->submit({std::move(request), *codec}, interrupt_)->wait(std::nullopt, interrupt_);
     });
     return nullptr;
   }
@@ -271,7 +270,7 @@ Backend::WorkPtr Backend::run(Call call) {
   const Profiled profiled(call.title, call.inputs);
   const GilRelease release;
   with_torch_errors([&] {
-    codecs_->let_end({request.input, request.output, size_of(request.dtype)}, interrupt_);
+    codecs_->let_end(request, interrupt_);
     communicator_->run(std::move(request), interrupt_);
   });
   return nullptr;
