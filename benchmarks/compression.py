@@ -16,22 +16,18 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import multiprocessing
 import os
 import random
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from network import Network, batch, built, network_of
+from network import Network, batch, measure, network_of
 
-from pycoll.bench.launch import rows_until_the_end
 from pycoll.bench.machine import machine, machine_lines
 from pycoll.bench.units import format_size, parse_size
 from pycoll.cli.usage import output_file
@@ -65,7 +61,8 @@ class Row:
         return statistics.median(self.seconds[name])
 
 
-def run_rank(rank: int, paths: list[str], directory: str, plan: Plan, rows: Connection) -> None:
+def run_rank(rank: int, network: Network, paths: list[str], directory: str, plan: Plan,
+             rows: Connection) -> None:  # fmt: skip
     netns.enter(paths[rank])
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
     import torch
@@ -74,8 +71,8 @@ def run_rank(rank: int, paths: list[str], directory: str, plan: Plan, rows: Conn
     import pycoll
 
     torch.set_num_threads(1)
-    store = dist.FileStore(str(Path(directory) / "store"), 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    store = dist.FileStore(str(Path(directory) / "store"), network.ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=network.ranks)
     groups: dict[str, Any] = {}
     for name in plan.contenders:
         options = pycoll.Options(codec=None if name == "none" else name) if name != "gloo" else None
@@ -181,28 +178,10 @@ def codec_seconds(name: str, values: Any) -> float:
     return min(found[1:])
 
 
-def measure(network: Network, plan: Plan) -> Iterator[Row]:
-    import torch.multiprocessing as mp
-
-    receiver, sender = multiprocessing.get_context("spawn").Pipe(duplex=False)
-    with (
-        built(network) as paths,
-        tempfile.TemporaryDirectory(prefix="pycoll-bench-") as directory,
-        receiver,
-    ):
-        arguments = (paths, directory, plan, sender)
-        context = mp.spawn(run_rank, args=arguments, nprocs=2, join=False)
-        sender.close()
-        yield from rows_until_the_end(context, receiver)
-
-
-# ---- The other side ----
-
-
 def report(network: Network, plan: Plan) -> list[Row]:
     print(f"\n{network.name}", flush=True)
     rows = []
-    for row in measure(network, plan):
+    for row in measure(network, plan, run_rank):
         rows.append(row)
         base = row.median("none") if "none" in row.seconds else None
         print(f"{format_size(row.bytes)}:  {'codec':<9} {'ms':>9} {'x':>6} {'error':>8} "

@@ -256,7 +256,8 @@ def built(network: Network) -> Iterator[list[str]]:
         yield hosts.paths
 
 
-def measure(network: Network, plan: Plan) -> Iterator[Row]:
+def measure(network: Network, plan: Any, run: Callable[..., None]) -> Iterator[Any]:
+    """What rank 0 of `run(rank, network, paths, directory, plan, rows)` sends, row by row."""
     import torch.multiprocessing as mp
 
     receiver, sender = multiprocessing.get_context("spawn").Pipe(duplex=False)
@@ -266,7 +267,7 @@ def measure(network: Network, plan: Plan) -> Iterator[Row]:
         receiver,
     ):
         arguments = (network, paths, directory, plan, sender)
-        context = mp.spawn(run_rank, args=arguments, nprocs=network.ranks, join=False)
+        context = mp.spawn(run, args=arguments, nprocs=network.ranks, join=False)
         sender.close()  # so that end-of-file says that rank 0 is gone
         yield from rows_until_the_end(context, receiver)
 
@@ -277,7 +278,7 @@ def report(network: Network, plan: Plan) -> dict[str, object]:
     widths = [max(11, len(name) + 3) for name in names]
     titles = ["bytes".rjust(6)] + [f"{n} us".rjust(w) for n, w in zip(names, widths, strict=True)]
     rows = []
-    for row in measure(network, plan):
+    for row in measure(network, plan, run_rank):
         if not rows:
             print("  ".join([*titles, "best"]), flush=True)
         rows.append(row)

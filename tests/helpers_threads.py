@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
@@ -76,3 +77,12 @@ class ThreadGroups:
     def close(self) -> None:
         for group in self._groups.values():
             group.close()
+
+
+def ends_by_itself(work: pycoll.Work, timeout: float = 20) -> float:
+    """Looks until an operation has ended for which nobody waits; how long that took."""
+    start = time.monotonic()
+    while not work.is_completed():
+        assert time.monotonic() < start + timeout
+        time.sleep(0.01)
+    return time.monotonic() - start

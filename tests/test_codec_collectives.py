@@ -15,7 +15,8 @@ import codec_reference as reference
 import pycoll
 from codec_model import all_reduced, through, to_dtype, to_f32, values_of
 from codec_reference import BITS, Kind
-from helpers_threads import ThreadGroups, ThreadRanks
+from helpers_scripts import fork
+from helpers_threads import ThreadGroups, ThreadRanks, ends_by_itself
 from pool import communicator_ranks
 
 WORLDS = [2, 3, 5]
@@ -348,10 +349,7 @@ def test_an_abort_ends_what_nobody_waits_for():
             return
         assert aborted.wait(20)
         work = communicator.all_reduce(x, codec="int8", async_op=True)
-        deadline = time.monotonic() + 20
-        while not work.is_completed():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        ends_by_itself(work)
         with pytest.raises(pycoll.Error, match="enough"):
             work.wait()
 
@@ -361,10 +359,7 @@ def test_an_abort_ends_what_nobody_waits_for():
             return
         work = communicator.all_reduce(x, codec="int8", async_op=True)
         communicator.abort("enough")
-        deadline = time.monotonic() + 20
-        while not work.is_completed():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        ends_by_itself(work)
         with pytest.raises(pycoll.Error, match="enough"):
             work.wait()
 
@@ -422,23 +417,17 @@ def test_a_forked_child_cannot_wait():
     group.run(reduce_here, 20_000, "float32", "sum", {"codec": "int8"})
     communicator, x = group.communicators[0], values_of(0, 20_000)
     work = communicator.all_reduce(x, codec="int8", async_op=True)
-    child = os.fork()
-    if child == 0:
+
+    def child():
         try:
             work.wait(20)
         except ValueError as error:
-            os._exit(0 if "forked" in str(error) else 2)
-        os._exit(1)
-    deadline = time.monotonic() + 30
-    ended, status = os.waitpid(child, os.WNOHANG)
-    while ended == 0 and time.monotonic() < deadline:
-        time.sleep(0.02)
-        ended, status = os.waitpid(child, os.WNOHANG)
-    if ended == 0:
-        os.kill(child, 9)
-        os.waitpid(child, 0)
-    assert ended == child
-    assert os.waitstatus_to_exitcode(status) == 0
+            return error
+        return "waited"
+
+    status, text = fork(child, 30)
+    assert status == 0
+    assert "forked" in text
     group.communicators[1].all_reduce(values_of(1, 20_000), codec="int8")
     assert work.wait(20)
     group.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -12,6 +11,7 @@ import pytest
 
 import pycoll
 from codec_model import values_of
+from helpers_scripts import fork
 from helpers_threads import ThreadRanks
 from pool import communicator_ranks, torch_ranks
 
@@ -110,26 +110,20 @@ def test_a_child_that_is_forked_while_a_first_call_waits(what):
     caller = threading.Thread(target=lambda: communicator.all_reduce(x, codec="int8"))
     caller.start()
     time.sleep(0.3)
-    child = os.fork()
-    if child == 0:
+
+    def child():
         try:
             if what == "close":
                 communicator.close()
             else:
                 communicator.all_reduce(values_of(0, N), codec="int8")
         except ValueError as error:
-            os._exit(0 if what == "call" and "forked" in str(error) else 2)
-        os._exit(0 if what == "close" else 1)
-    deadline = time.monotonic() + 20
-    ended, status = os.waitpid(child, os.WNOHANG)
-    while ended == 0 and time.monotonic() < deadline:
-        time.sleep(0.02)
-        ended, status = os.waitpid(child, os.WNOHANG)
-    if ended == 0:
-        os.kill(child, 9)
-        os.waitpid(child, 0)
-    assert ended == child
-    assert os.waitstatus_to_exitcode(status) == 0
+            return error
+        return "through"
+
+    status, text = fork(child)
+    assert status == 0
+    assert text == "through" if what == "close" else "forked" in text
     group.communicators[1].all_reduce(values_of(1, N), codec="int8")
     caller.join(20)
     assert not caller.is_alive()
