@@ -33,6 +33,9 @@ using namespace pycoll;
 constexpr auto kLost = std::chrono::seconds(3);
 constexpr auto kLongest = std::chrono::seconds(30);
 constexpr int kLines = 8;
+// Of so many rounds one finds the sleeper asleep: its system call takes longer than a waker that
+// leaves with it.
+constexpr uint32_t kAsleep = 1000;
 
 struct alignas(64) Word {
   std::atomic<uint32_t> value{0};
@@ -98,7 +101,7 @@ void waker(Shared& shared, uint32_t rounds) {
   stress::Rng rng(2);
   for (uint32_t round = 1; round <= rounds; ++round) {
     meet(shared.waker_ready, shared.sleeper_ready, round);
-    linger(rng.below(4));
+    linger(round % kAsleep == 0 ? 20'000 : rng.below(4));
     fill_store_buffer(shared, round);
     shared.flag.value.store(round, std::memory_order_release);
     shm::wake_if_sleeping(shared.sleeping.value);
