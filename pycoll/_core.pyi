@@ -437,16 +437,16 @@ def decode(
 
 # ---- fused kernels -----------------------------------------------------------------------------
 
-# Address, elements, dtype. The caller holds the memory.
-Span: TypeAlias = tuple[int, int, str]
+# Rows of address, elements and dtype (its place in dtypes()). The caller holds the memory.
+Spans: TypeAlias = npt.NDArray[np.uint64]
 
-def cast(*, targets: Sequence[Span], sources: Sequence[Span], scale: float, isa: str = "") -> bool:
+def cast(*, targets: Spans, sources: Spans, scale: float, isa: str = "") -> bool:
     """Writes sources times `scale` to targets; whether a result is infinite or NaN."""
 
-def unscale(*, tensors: Sequence[Span], factor: float, isa: str = "") -> tuple[bool, float]:
+def unscale(*, tensors: Spans, factor: float, isa: str = "") -> tuple[bool, float]:
     """Multiplies in place: (whether a value is infinite or NaN, the sum of squares)."""
 
-def multiply(*, tensors: Sequence[Span], factor: float, isa: str = "") -> None:
+def multiply(*, tensors: Spans, factor: float, isa: str = "") -> None:
     """Multiplies in place."""
 
 class DeviceCodecs:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,14 +18,26 @@ import numpy.typing as npt
 from pycoll import _core
 
 if TYPE_CHECKING:
-    from pycoll._core import Span
+    from pycoll._core import Spans
 
+_NUMBERS = {name: number for number, name in enumerate(_core.dtypes())}
 _SIZES = {"uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
 def is_tensor(values: Any) -> bool:
     torch = sys.modules.get("torch")  # who has a tensor has imported it
     return torch is not None and isinstance(values, torch.Tensor)
+
+
+def mark_as_changed(values: list[Any]) -> None:
+    """Lets autograd complain where an old value of a tensor was to be used in a backward pass."""
+    native = _tensors()
+    if native is not None:
+        native.mark_as_changed(values)
+    elif changed := [t for t in values if is_tensor(t) and not t.is_inference()]:
+        from torch.autograd.graph import increment_version
+
+        increment_version(changed)
 
 
 def is_array(values: Any) -> bool:
@@ -70,35 +83,21 @@ class HostArrays:
         array = _array_of(name, values)
         return self._dtype_of_array(name, array), array.reshape(-1).view(np.uint8)
 
-    def spans_of(
-        self, name: str, values: Iterable[Any], *, writable: bool
-    ) -> tuple[list[Span], list[Any]]:
-        """The memory of each, and objects that keep it alive."""
-        torch = sys.modules.get("torch")
-        plain = () if torch is None else (torch.Tensor, torch.nn.Parameter)
-        strided = getattr(torch, "strided", None)
-        dtypes = {getattr(torch, dtype): dtype for dtype in self.dtypes} if torch else {}
-        spans: list[Span] = []
-        owners: list[Any] = []
-        for value in values:
-            owner = value
-            # A list may have thousands of small tensors: what most of them are takes no calls.
-            if (
-                type(value) in plain
-                and value.dtype in dtypes
-                and value.is_cpu
-                and value.layout is strided
-                and value.is_contiguous()
-                and not value.is_neg()
-            ):
-                span = (value.data_ptr(), value.numel(), dtypes[value.dtype])
-            else:
-                span, owner = self._span_of(f"{name}[{len(spans)}]", value, writable)
-            spans.append(span)
+    def spans_of(self, name: str, values: list[Any], *, writable: bool) -> tuple[Spans, list[Any]]:
+        """The memory of each, and objects that keep it alive beside `values`."""
+        spans = np.empty((len(values), 3), np.uint64)
+        native = _tensors()
+        # A list may have thousands of small tensors: what most of them are takes no Python.
+        others: Sequence[int] = range(len(values))
+        if native is not None:
+            others = native.fill_spans(values, spans, self.dtypes)
+        owners = []
+        for place in others:
+            spans[place], owner = self._span_of(f"{name}[{place}]", values[place], writable)
             owners.append(owner)
         return spans, owners
 
-    def _span_of(self, name: str, value: Any, writable: bool) -> tuple[Span, Any]:
+    def _span_of(self, name: str, value: Any, writable: bool) -> tuple[tuple[int, int, int], Any]:
         if is_tensor(value):
             # Of other classes the pointer may be that of something else: NumPy asks them properly.
             dtype, array = self._dtype_of_tensor(name, value), _bytes_of_tensor(value)
@@ -108,7 +107,7 @@ class HostArrays:
         if writable and not array.flags.writeable:
             raise _core.InvalidArgumentError(f"{name} is read-only")
         address = array.__array_interface__["data"][0]
-        return (address, array.nbytes // size_of(dtype), dtype), array
+        return (address, array.nbytes // size_of(dtype), _NUMBERS[dtype]), array
 
     def _dtype_of_array(self, name: str, array: npt.NDArray[Any]) -> str:
         dtype = self.dtype_name(name, array.dtype)
@@ -141,6 +140,21 @@ class HostArrays:
                 return False
             expected *= n
         return self.any_order
+
+
+def _tensors() -> ModuleType | None:
+    """The native module that reads lists of tensors; None: there are no tensors, or no module."""
+    return _loaded() if "torch" in sys.modules else None
+
+
+@functools.cache
+def _loaded() -> ModuleType | None:
+    from pycoll import _native
+
+    try:
+        return _native.load()
+    except ImportError:  # Python looks at each tensor then
+        return None
 
 
 @functools.lru_cache(maxsize=64)

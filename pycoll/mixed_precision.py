@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from pycoll import _core
-from pycoll._host_arrays import HostArrays, is_array, is_tensor
+from pycoll._host_arrays import HostArrays, is_array, mark_as_changed
 
 __all__ = ["Unscaled", "cast_", "clip_by_norm_", "unscale_"]
 
@@ -145,12 +145,7 @@ class _Tensors:
         self.spans, self._owners = kind.spans_of(name, self._tensors, writable=writable)
 
     def mark_as_changed(self) -> None:
-        """Lets autograd complain where an old value was to be used in a backward pass."""
-        changed = [t for t in self._tensors if is_tensor(t) and not t.is_inference()]
-        if changed:
-            from torch.autograd.graph import increment_version
-
-            increment_version(changed)
+        mark_as_changed(self._tensors)
 
 
 def _number(name: str, value: Any) -> float:

@@ -35,12 +35,16 @@ class Placed:
         self._room = in_buffer(guard + x.tobytes() + guard, offset)
 
     @property
-    def span(self) -> tuple[int, int, str]:
-        return self._room.ctypes.data + GUARD, len(self.x), self.dtype
+    def span(self) -> tuple[int, int, int]:
+        return self._room.ctypes.data + GUARD, len(self.x), _core.dtypes().index(self.dtype)
 
     def contents(self) -> bytes:
         assert bytes(self._room[:GUARD]) == bytes(self._room[-GUARD:]) == bytes(range(GUARD))
         return self._room[GUARD:-GUARD].tobytes()
+
+
+def spans(*placed: Placed) -> Array:
+    return np.array([each.span for each in placed], np.uint64)
 
 
 def finite(dtype: str, n: int, seed: int = 0) -> Array:
@@ -53,7 +57,7 @@ def check_unscale(
     tensors: Sequence[tuple[Array, str]], factor: float, isa: str, offsets: Sequence[int] = (0,)
 ) -> None:
     placed = [Placed(x, d, offsets[i % len(offsets)]) for i, (x, d) in enumerate(tensors)]
-    found, total = _core.unscale(tensors=[p.span for p in placed], factor=factor, isa=isa)
+    found, total = _core.unscale(tensors=spans(*placed), factor=factor, isa=isa)
     expected = [(reference.multiplied(x, dtype, factor), dtype) for x, dtype in tensors]
     for one, (y, _) in zip(placed, expected, strict=True):
         assert one.contents() == y.tobytes()
@@ -68,7 +72,7 @@ def check_cast(x: Array, source: str, target: str, scale: float, isa: str, offse
     expected = reference.cast(x, source, target, scale)
     from_there = Placed(x, source, offset)
     to_here = Placed(np.zeros(len(x), STORAGE[target]), target, (offset * 5) % 64)
-    found = _core.cast(targets=[to_here.span], sources=[from_there.span], scale=scale, isa=isa)
+    found = _core.cast(targets=spans(to_here), sources=spans(from_there), scale=scale, isa=isa)
     assert to_here.contents() == expected.tobytes()
     assert from_there.contents() == x.tobytes()
     assert found == (not reference.all_finite(expected, target))
@@ -123,7 +127,7 @@ def test_unscale_of_lists(tensors: list[Case], factor: float) -> None:
 def test_one_value_that_is_not_finite_is_found_anywhere(dtype: str, isa: str) -> None:
     n = CHUNK + 300
     x = finite(dtype, n)
-    assert not _core.unscale(tensors=[Placed(x, dtype, 0).span], factor=0.5, isa=isa)[0]
+    assert not _core.unscale(tensors=spans(Placed(x, dtype, 0)), factor=0.5, isa=isa)[0]
     bad = reference.from_float64(np.array([np.inf, -np.inf, np.nan]), dtype)
     for at in (0, 1, 255, 256, CHUNK - 1, CHUNK, CHUNK + 256, n - 1):
         y = x.copy()
@@ -141,7 +145,7 @@ def test_more_chunks_than_partial_sums(isa: str) -> None:
 def test_squares_beyond_float64_are_no_infinite_values() -> None:
     x = np.full(10, 1e200)
     for isa in ISAS:
-        found, total = _core.unscale(tensors=[Placed(x, "float64", 0).span], factor=1.0, isa=isa)
+        found, total = _core.unscale(tensors=spans(Placed(x, "float64", 0)), factor=1.0, isa=isa)
         assert (found, total) == (False, math.inf)
 
 
@@ -151,7 +155,7 @@ def test_multiply(dtype: str, isa: str) -> None:
     for n in (0, 1, 17, 300, CHUNK + 5):
         for x in (finite(dtype, n), sample(dtype, n, 3)):
             placed = Placed(x, dtype, n % 64)
-            _core.multiply(tensors=[placed.span], factor=0.3, isa=isa)
+            _core.multiply(tensors=spans(placed), factor=0.3, isa=isa)
             assert placed.contents() == reference.multiplied(x, dtype, 0.3).tobytes()
 
 
@@ -201,5 +205,5 @@ def test_what_rounds_to_infinity_is_found(target: str, least: float) -> None:
             x = np.array([1, value], np.float32)
             placed = Placed(np.zeros(2, np.uint16), target, 0)
             source = Placed(x, "float32", 0)
-            found = _core.cast(targets=[placed.span], sources=[source.span], scale=1.0, isa=isa)
+            found = _core.cast(targets=spans(placed), sources=spans(source), scale=1.0, isa=isa)
             assert found == expected, (value, isa)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import pycoll
+from pycoll import _host_arrays
 
 torch = pytest.importorskip("torch")
 
@@ -299,3 +300,12 @@ def test_lists_that_do_not_fit():
         pycoll.cast_([torch.zeros(4)], [x, x])
     with pytest.raises(pycoll.InvalidArgumentError, match="dtype torch.float64, not float32"):
         pycoll.cast_(torch.zeros(4).double(), x)
+
+
+def test_without_a_native_module_for_this_torch(monkeypatch):
+    """Python looks at each tensor: the same results, and autograd is told."""
+    monkeypatch.setattr(_host_arrays, "_loaded", lambda: None)
+    test_arrays_and_tensors_on_one_list()
+    test_other_orders_of_dimensions()
+    test_autograd_knows_that_a_tensor_changed()
+    test_memory_in_common_is_refused()

@@ -1,34 +1,58 @@
-// Fused kernels on lists of memory. What an array or tensor is, is known to
-// pycoll/mixed_precision.py, which also holds on to it during a call.
+// Fused kernels on lists of memory: tables of spans (spans.h). What an array or tensor is, is known
+// to pycoll/mixed_precision.py, which also holds on to it during a call.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <cstring>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
 #include "bind.h"
+#include "buffer.h"
 #include "core/error.h"
 #include "gil.h"
 #include "kernels/codec.h"
 #include "kernels/fused.h"
 #include "parse.h"
 #include "runtime/float_mode.h"
+#include "spans.h"
 
 namespace py = pybind11;
 
 namespace pycoll {
 namespace {
 
-// Address, elements, dtype.
-using Span = std::tuple<uint64_t, uint64_t, std::string>;
+// Rows of a table that Python made.
+class Spans {
+ public:
+  explicit Spans(const py::object& table) : buffer_(table, false) {
+    if (buffer_.bytes() % sizeof(Span) != 0) {
+      fail(ErrorKind::invalid_argument, "a table of ", buffer_.bytes(),
+           " bytes is not one of spans");
+    }
+  }
+  size_t size() const { return buffer_.bytes() / sizeof(Span); }
+  Span operator[](size_t i) const {
+    Span span;
+    std::memcpy(&span, buffer_.data() + i * sizeof(Span), sizeof(Span));  // at any alignment
+    return span;
+  }
+
+ private:
+  const Buffer buffer_;
+};
 
 Tensor tensor_of(const Span& span, bool (*takes)(DType), const char* kernels) {
-  const auto& [address, count, name] = span;
-  const auto dtype = parse_enum<DType>(name, "dtype");
-  if (!takes(dtype)) fail(ErrorKind::invalid_argument, kernels, " do not take ", name);
-  return {dtype, reinterpret_cast<void*>(static_cast<uintptr_t>(address)), count};
+  const bool known = span.dtype < static_cast<uint64_t>(DType::kCount);
+  const auto dtype = static_cast<DType>(span.dtype);
+  if (!known || !takes(dtype)) {
+    fail(ErrorKind::invalid_argument, kernels, " do not take ",
+         known ? name_of(dtype) : std::string_view("such a dtype"));
+  }
+  return {dtype, reinterpret_cast<void*>(static_cast<uintptr_t>(span.address)), span.count};
 }
 
 // Where the tensors of a list are.
@@ -69,7 +93,8 @@ class Extents {
   std::vector<Extent> extents_;
 };
 
-std::vector<Tensor> tensors_of(const std::vector<Span>& spans) {
+std::vector<Tensor> tensors_of(const py::object& table) {
+  const Spans spans(table);
   std::vector<Tensor> tensors;
   Extents extents;
   for (size_t i = 0; i < spans.size(); ++i) {
@@ -106,8 +131,7 @@ void check_sources(const std::vector<CastTensor>& tensors, const Extents& target
   }
 }
 
-std::vector<CastTensor> cast_tensors_of(const std::vector<Span>& targets,
-                                        const std::vector<Span>& sources) {
+std::vector<CastTensor> cast_tensors_of(const Spans& targets, const Spans& sources) {
   if (targets.size() != sources.size()) {
     fail(ErrorKind::invalid_argument, "dst has ", targets.size(), " tensors, src has ",
          sources.size());
@@ -123,18 +147,17 @@ std::vector<CastTensor> cast_tensors_of(const std::vector<Span>& targets,
   return tensors;
 }
 
-bool cast(const std::vector<Span>& targets, const std::vector<Span>& sources, double scale,
+bool cast(const py::object& targets, const py::object& sources, double scale,
           const std::string& isa) {
-  const std::vector<CastTensor> tensors = cast_tensors_of(targets, sources);
+  const std::vector<CastTensor> tensors = cast_tensors_of(Spans(targets), Spans(sources));
   const FusedKernels& kernels = fused_kernels(parse_isa(isa));
   const GilRelease release;
   const IeeeFloatMode ieee;
   return kernels.cast({tensors.data(), tensors.size()}, static_cast<float>(scale));
 }
 
-std::tuple<bool, double> unscale(const std::vector<Span>& spans, double factor,
-                                 const std::string& isa) {
-  const std::vector<Tensor> tensors = tensors_of(spans);
+std::tuple<bool, double> unscale(const py::object& table, double factor, const std::string& isa) {
+  const std::vector<Tensor> tensors = tensors_of(table);
   const FusedKernels& kernels = fused_kernels(parse_isa(isa));
   const GilRelease release;
   const IeeeFloatMode ieee;
@@ -142,8 +165,8 @@ std::tuple<bool, double> unscale(const std::vector<Span>& spans, double factor,
   return {done.found_inf, done.sum_of_squares};
 }
 
-void multiply(const std::vector<Span>& spans, double factor, const std::string& isa) {
-  const std::vector<Tensor> tensors = tensors_of(spans);
+void multiply(const py::object& table, double factor, const std::string& isa) {
+  const std::vector<Tensor> tensors = tensors_of(table);
   const FusedKernels& kernels = fused_kernels(parse_isa(isa));
   const GilRelease release;
   const IeeeFloatMode ieee;

@@ -18,6 +18,7 @@
 #include "torch/backend.h"
 #include "torch/direct.h"
 #include "torch/errors.h"
+#include "torch/host_tensors.h"
 
 namespace py = pybind11;
 
@@ -140,6 +141,7 @@ PYBIND11_MODULE(PYCOLL_MODULE, m) {
   const auto networks = std::make_shared<NetworkRegistry>();
   close_in_forked_children(networks);
   bind_direct_calls(m);
+  bind_host_tensors(m);
   const auto devices = std::make_shared<DeviceLibraries>();
   m.def("create_backend", backend_creator(groups, networks, devices));
   // pycoll/_native.py has the documentation.
