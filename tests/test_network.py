@@ -6,12 +6,14 @@ import ctypes
 import gc
 import os
 import random
+import re
 import resource
 import signal
 import socket
 import struct
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -60,11 +62,21 @@ def test_groups_share_descriptors(world_size, limit):
         assert len(set(result.value)) == 1, result.value
 
 
+def use_up_descriptors(left: int) -> None:
+    # The limit is on numbers, not on how many there are: holes would leave more.
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    while (last := os.open("/dev/null", os.O_RDONLY)) <= highest:
+        pass
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1 + left, most))
+
+
 class LastRecordStore(pycoll.FileStore):
     """Knows all other records before it publishes its own, and leaves one descriptor for that: what
     remains is too little for the peers, however early they connect."""
 
     world_size = 0
+    left = 1  # after that
 
     def set(self, key, value):
         if not key.endswith("/rank/0"):
@@ -74,12 +86,10 @@ class LastRecordStore(pycoll.FileStore):
         for rank in range(1, self.world_size):
             self.known[f"{prefix}/{rank}"] = super().get(f"{prefix}/{rank}")
         self.known[key] = value
-        # The limit is on numbers, not on how many there are: holes would leave more.
-        highest = max(map(int, os.listdir("/proc/self/fd")))
-        while (last := os.open("/dev/null", os.O_RDONLY)) <= highest:
-            pass
-        resource.setrlimit(resource.RLIMIT_NOFILE, (last + 2, last + 2))
+        use_up_descriptors(1)
         super().set(key, value)
+        if self.left == 0:
+            os.open("/dev/null", os.O_RDONLY)
 
     def get(self, key, timeout=None):
         if key not in self.known:
@@ -87,23 +97,89 @@ class LastRecordStore(pycoll.FileStore):
         return self.known[key]
 
 
-def too_few_descriptors(rank, world_size, directory, transport):
+def too_few_descriptors(rank, world_size, directory, transport, left):
     store = (LastRecordStore if rank == 0 else pycoll.FileStore)(directory)
     LastRecordStore.world_size = world_size
+    LastRecordStore.left = left
     options = {"PYCOLL_CONNECT_TIMEOUT": "20", "PYCOLL_TRANSPORT": transport}
     start = time.monotonic()
     kind, text, _ = error_of(lambda: pycoll.Communicator(store, rank, world_size, options=options))
     return kind, text, time.monotonic() - start
 
 
+@pytest.mark.parametrize("left", [1, 0])
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_too_few_descriptors_are_named(transport):
-    results = run_ranks(6, too_few_descriptors, transport, timeout=60)
+def test_too_few_descriptors_are_named(transport, left):
+    results = run_ranks(6, too_few_descriptors, transport, left, timeout=60)
     assert "ulimit -n" in results[0].value[1], results[0].value
     assert "errno 24" in results[0].value[1], results[0].value
     for result in results:
-        kind, _, waited = result.value
+        kind, text, waited = result.value
         assert kind == ("OperatingSystemError" if result.rank == 0 else "PeerError"), result.value
+        assert "ulimit -n" in text, "not the reason"
+        assert waited < 10, "the others waited for nothing"
+
+
+class MuteStore(pycoll.FileStore):
+    """Of the rank that all others dial: it has no descriptor left once some have, and can say
+    nothing through the store."""
+
+    world_size = 0
+    is_dialled = False
+
+    def set(self, key, value):
+        if "/gave_up/" in key and self.is_dialled:
+            raise OSError("this store takes nothing any more")
+        before, deadline = descriptors(), time.monotonic() + 15
+        super().set(key, value)
+        if "/rank/" not in key:
+            return
+        prefix = key.rsplit("/", 1)[0]
+        keys = [f"{prefix}/{r}" for r in range(self.world_size)]
+        self.known = {k: super(MuteStore, self).get(k) for k in keys}
+        ids = [re.search(rb"shm \d+ \S+ (\S+)", text).group(1) for text in self.known.values()]
+        self.is_dialled = ids[int(key.rsplit("/", 1)[1])] == min(ids)
+        if self.is_dialled:
+            while descriptors() <= before and time.monotonic() < deadline:
+                time.sleep(0.01)
+            use_up_descriptors(0)
+
+    def get(self, key, timeout=None):
+        if not self.is_dialled:
+            return super().get(key, timeout)
+        if key not in self.known:
+            raise TimeoutError(key)  # without a descriptor
+        return self.known[key]
+
+
+def too_few_descriptors_after_a_dial(rank, world_size, directory):
+    options = {"PYCOLL_CONNECT_TIMEOUT": "20", "PYCOLL_TRANSPORT": "shm"}
+    # The connections of a group that lives on stay: no end of theirs tells a peer anything.
+    store = pycoll.FileStore(directory)
+    first = pycoll.Communicator(store, rank, world_size, name="first", options=options)
+    store = MuteStore(directory)
+    MuteStore.world_size = world_size
+    start = time.monotonic()
+    kind, text, _ = error_of(lambda: pycoll.Communicator(store, rank, world_size, options=options))
+    waited = time.monotonic() - start
+    # The end of a process tells its peers, too: the poor one stays until they know.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    Path(directory, f"over-{rank}").touch()
+    while store.is_dialled and time.monotonic() < start + 20:
+        if len(list(Path(directory).glob("over-*"))) == world_size:
+            break
+        time.sleep(0.01)
+    first.close()
+    return store.is_dialled, kind, text, waited
+
+
+def test_who_has_dialled_is_told_without_the_store():
+    results = run_ranks(4, too_few_descriptors_after_a_dial, timeout=60)
+    assert sum(result.value[0] for result in results) == 1
+    for result in results:
+        dialled, kind, _, waited = result.value
+        assert kind == ("OperatingSystemError" if dialled else "PeerError"), result.value
         assert waited < 10, "the others waited for nothing"
 
 

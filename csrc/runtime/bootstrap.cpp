@@ -1,9 +1,12 @@
 #include "runtime/bootstrap.h"
 
+#include <fcntl.h>
+
 #include <map>
 #include <sstream>
 
 #include "core/error.h"
+#include "core/fd.h"
 #include "core/host.h"
 #include "core/random.h"
 #include "runtime/slices.h"
@@ -174,12 +177,18 @@ void meet(Transport& transport, const BootstrapRequest& request, Stage stage,
 
 // A rank that gives up while it connects cannot tell those that it has not reached, so it leaves a
 // note in the store. The job key is new with every attempt: a note of an earlier one is never read.
+//
+// A store may need a descriptor for that, and the want of descriptors is a common reason to give
+// up: one is kept back from the start.
 class Farewell {
  public:
-  Farewell(const BootstrapRequest& request, const std::string& job_key)
-      : request_(request), key_(concat(request.prefix, "/gave_up/", job_key)) {}
+  explicit Farewell(const BootstrapRequest& request)
+      : request_(request), spare_(::open("/dev/null", O_RDONLY | O_CLOEXEC)) {}
 
-  void leave(const std::string& reason) const {
+  void use(const std::string& job_key) { key_ = concat(request_.prefix, "/gave_up/", job_key); }
+
+  void leave(const std::string& reason) {
+    spare_.reset();
     try {
       request_.store->set(key_, concat("rank ", request_.rank,
                                        " gave up while the group was connecting: ", reason));
@@ -192,20 +201,36 @@ class Farewell {
   void look() {
     if (Clock::now() < next_look_) return;
     next_look_ = Clock::now() + std::chrono::seconds(1);
-    const auto note = request_.store->get(key_, std::chrono::milliseconds(1));
-    if (!note) return;
-    fail(ErrorKind::peer_failed, "rank ", request_.rank, " cannot join the group: ", *note);
+    if (const auto note = read()) throw Error(ErrorKind::peer_failed, *note);
+  }
+
+  // For a rank that cannot reach a peer: throws what a peer has left, if it can be read.
+  void explain() const {
+    std::optional<std::string> note;
+    try {
+      note = read();
+    } catch (const std::exception&) {
+      // The error at hand is the one to tell.
+    }
+    if (note) throw Error(ErrorKind::peer_failed, *note);
   }
 
  private:
+  std::optional<std::string> read() const {
+    const auto note = request_.store->get(key_, std::chrono::milliseconds(1));
+    if (!note) return std::nullopt;
+    return concat("rank ", request_.rank, " cannot join the group: ", *note);
+  }
+
   const BootstrapRequest& request_;
+  UniqueFd spare_;
   std::string key_;
   Clock::time_point next_look_ = Clock::now() + std::chrono::seconds(1);
 };
 
 std::unique_ptr<Transport> connect_all(const BootstrapRequest& request, Connector& connector,
-                                       ConnectRequest connect) {
-  Farewell farewell(request, connect.job_key);
+                                       ConnectRequest connect, Farewell& farewell) {
+  farewell.use(connect.job_key);
   connect.interrupt = [&] {
     if (request.interrupt) request.interrupt();
     farewell.look();
@@ -213,6 +238,8 @@ std::unique_ptr<Transport> connect_all(const BootstrapRequest& request, Connecto
   try {
     return connector.connect(connect);
   } catch (const std::exception& error) {
+    const auto* known = dynamic_cast<const Error*>(&error);
+    if (known != nullptr && known->kind() == ErrorKind::peer_failed) farewell.explain();
     farewell.leave(error.what());
     throw;
   }
@@ -235,6 +262,7 @@ std::unique_ptr<Transport> bootstrap(const BootstrapRequest& request, Connector&
                                      std::vector<int32_t>& hosts) {
   const auto timeout = std::chrono::duration<double>(request.config.connect_timeout);
   const Deadline deadline = Deadline::after(std::chrono::duration_cast<Nanoseconds>(timeout));
+  Farewell farewell(request);
   Agreement agreement;
   try {
     agreement = agree(request, connector, deadline);
@@ -258,7 +286,8 @@ std::unique_ptr<Transport> bootstrap(const BootstrapRequest& request, Connector&
                       static_cast<uint32_t>(request.config.fifo_depth),
                       request.config.window_bytes};
   connect.deadline = deadline;
-  std::unique_ptr<Transport> transport = connect_all(request, connector, std::move(connect));
+  std::unique_ptr<Transport> transport =
+      connect_all(request, connector, std::move(connect), farewell);
   try {
     meet(*transport, request, Stage::connected, deadline);
     // By now every rank has read every record, and no rank returns before all records are gone: the

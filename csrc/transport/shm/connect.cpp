@@ -45,6 +45,10 @@ std::vector<Address> addresses(const ConnectRequest& request) {
   return peers;
 }
 
+std::string gave_up(const ConnectRequest& request, const std::exception& error) {
+  return concat("rank ", request.rank, " gave up while the group was connecting: ", error.what());
+}
+
 }  // namespace
 
 ShmConnector::ShmConnector(std::shared_ptr<SegmentMapper> mapper) : mapper_(std::move(mapper)) {}
@@ -77,6 +81,16 @@ std::string ShmConnector::why_not(const std::string& description, const std::str
 }
 
 std::unique_ptr<Transport> ShmConnector::connect(const ConnectRequest& request) {
+  try {
+    return meet(request);
+  } catch (const std::exception& error) {
+    // Peers may have opened the group here before there was a port to tell them anything.
+    endpoints()->refuse(request.job_key, gave_up(request, error));
+    throw;
+  }
+}
+
+std::unique_ptr<Transport> ShmConnector::meet(const ConnectRequest& request) {
   const size_t bytes = Layout(request.world_size, request.geometry).bytes();
   std::vector<SharedMapping> segments(static_cast<size_t>(request.world_size));
   ShmLeases::Parts leases{process_arena(), {}, process_quarantine()};
@@ -90,7 +104,10 @@ std::unique_ptr<Transport> ShmConnector::connect(const ConnectRequest& request) 
 
   Attachments memory{std::move(segment), UniqueFd()};
   // A copy: the arena keeps its own.
-  if (leases.own) memory.arena = UniqueFd(::fcntl(leases.own->fd(), F_DUPFD_CLOEXEC, 0));
+  if (leases.own) {
+    memory.arena = UniqueFd(::fcntl(leases.own->fd(), F_DUPFD_CLOEXEC, 0));
+    if (!memory.arena) fail(ErrorKind::system, errno_text("a copy of the arena's descriptor"));
+  }
   auto port = std::make_unique<Port>(endpoints(), request, addresses(request), std::move(memory));
   try {
     port->open([&](int peer, const Attachments& theirs) {
@@ -99,8 +116,7 @@ std::unique_ptr<Transport> ShmConnector::connect(const ConnectRequest& request) 
       leases.peers[static_cast<size_t>(peer)] = arenas_.map(theirs.arena, leases.own);
     });
   } catch (const std::exception& error) {
-    port->send_abort(
-        concat("rank ", request.rank, " gave up while the group was connecting: ", error.what()));
+    port->send_abort(gave_up(request, error));
     throw;
   }
   return std::make_unique<ShmTransport>(request, std::move(segments), std::move(port),

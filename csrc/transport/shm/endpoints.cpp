@@ -142,8 +142,26 @@ void Endpoints::flush(Endpoint& endpoint) {
 }
 
 void Endpoints::give_up(const std::string& group, const std::string& reason) {
+  if (why_given_up(group) != nullptr) return;  // the first reason stands
   given_up_.emplace_back(group, reason);
   if (given_up_.size() > kMostGivenUp) given_up_.pop_front();
+}
+
+void Endpoints::refuse(const std::string& group, const std::string& reason) {
+  const Lock lock(mutex_);
+  give_up(group, reason);
+  for (auto& [token, endpoint] : endpoints_) {
+    if (endpoint->waiting.erase(group) != 0) send_refusal(*endpoint, group, reason);
+  }
+}
+
+void Endpoints::send_refusal(Endpoint& endpoint, const std::string& group,
+                             const std::string& reason) {
+  Packet answer;
+  answer.kind = Kind::abort;
+  answer.key = group;
+  answer.text = reason;
+  send(endpoint, answer, nullptr);
 }
 
 const std::string* Endpoints::why_given_up(const std::string& group) const {
@@ -277,13 +295,7 @@ void Endpoints::take_open(Endpoint& endpoint, const Packet& packet, Attachments 
   const std::string* reason = why_given_up(packet.key);
   const std::string crowded = "too many groups are opened that this process has not joined yet";
   if (reason == nullptr && endpoint.waiting.size() >= kMostWaiting) reason = &crowded;
-  if (reason != nullptr) {
-    Packet answer;
-    answer.kind = Kind::abort;
-    answer.key = packet.key;
-    answer.text = *reason;
-    return send(endpoint, answer, nullptr);
-  }
+  if (reason != nullptr) return send_refusal(endpoint, packet.key, *reason);
   endpoint.waiting[packet.key] = {packet, std::move(memory)};
 }
 

@@ -74,6 +74,10 @@ class Endpoints {
 
   const Address& address() const { return address_; }
 
+  // This process will not join that group: peers that have opened it are told why, and so are those
+  // that come later.
+  void refuse(const std::string& group, const std::string& reason);
+
   // Around fork(2): the child closes what it inherited, and that is all it does here.
   void before_fork() { mutex_.lock(); }
   void after_fork_parent() { mutex_.unlock(); }
@@ -95,6 +99,7 @@ class Endpoints {
   Reached reach(const Address& address);
   void send(Endpoint& endpoint, const Packet& packet, std::shared_ptr<const Attachments> memory);
   void give_up(const std::string& group, const std::string& reason);
+  void send_refusal(Endpoint& endpoint, const std::string& group, const std::string& reason);
   const std::string* why_given_up(const std::string& group) const;
 
   void run();

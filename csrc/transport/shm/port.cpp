@@ -157,14 +157,16 @@ int Port::rank_of(const Endpoint& endpoint) const {
 }
 
 void Port::take_open(Endpoint& endpoint, const Packet& packet, Attachments memory) {
-  const bool fits = packet.to == rank_ && packet.from >= 0 &&
-                    static_cast<size_t>(packet.from) < lines_.size() && memory.segment;
+  const bool fits =
+      packet.to == rank_ && packet.from >= 0 && static_cast<size_t>(packet.from) < lines_.size();
   if (!fits) return;
   Line& line = lines_[static_cast<size_t>(packet.from)];
   // Only on the connection that leads to that rank, and once.
   if (line.address.id != endpoint.peer || line.received) return;
   if (dials(line) && line.endpoint != &endpoint) return;
   use(line, endpoint);
+  // There was no descriptor left for it: this rank is about to give up, and the peer hears of that.
+  if (!memory.segment) return;
   line.received = true;
   line.memory = std::move(memory);
   endpoints_->news_.notify_all();

@@ -91,6 +91,7 @@ class ShmConnector final : public Connector {
 
  private:
   std::shared_ptr<Endpoints> endpoints();
+  std::unique_ptr<Transport> meet(const ConnectRequest& request);
 
   std::shared_ptr<SegmentMapper> mapper_;
   ArenaMapper arenas_;
