@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         TimeoutError,
         UnsupportedError,
     )
+    from pycoll._regions import codec
     from pycoll._statistics import statistics
     from pycoll.auto import Auto
     from pycoll.codecs import (
@@ -101,6 +102,7 @@ __all__ = [
     "cast_",
     "choose_codec",
     "clip_by_norm_",
+    "codec",
     "codec_choice",
     "codec_of",
     "compress_hook",
@@ -130,6 +132,7 @@ _HOMES = {
     "UInt4": "codecs",
     "UInt8": "codecs",
     "choose_codec": "_codec_choice",
+    "codec": "_regions",
     "codec_choice": "_codec_choice",
     "codec_of": "codecs",
     "decode": "codecs",

@@ -9,8 +9,9 @@ import numpy as np
 from pycoll import _core
 from pycoll._arrays import Array, check_array
 from pycoll._calls import Call
+from pycoll._regions import codec_of_call, current_region
 from pycoll.advisor import ITEM_BYTES, Bytes
-from pycoll.auto import Auto, Choice, Chooser, auto_only, codec_or_auto
+from pycoll.auto import Auto, Choice, Chooser, asked_for, auto_only
 from pycoll.codecs import Codec
 from pycoll.options import Options
 
@@ -61,7 +62,7 @@ class CodecPart:
 
     def __init__(self, core: _core.CommunicatorCore, world_size: int, options: Options) -> None:
         self._core = core
-        self.default = None if options.codec is None else codec_or_auto(options.codec)
+        self.default = asked_for(options.codec)
         self._min_bytes = options.least_bytes
         trial = CoreTrial(core, world_size)
         self._chooser = Chooser(trial)
@@ -78,8 +79,7 @@ class CodecPart:
         the group has to choose one first."""
         # A group's codec is for gradients: what is broadcast and gathered is mostly parameters.
         reduces = call.collective in ("all_reduce", "reduce_scatter")
-        given = call.codec or (self.default if reduces else None)
-        codec = None if given is None else codec_or_auto(given)
+        codec = codec_of_call(call.codec, self.default if reduces else None)
         if isinstance(codec, Auto) and not reduces:
             raise _core.InvalidArgumentError(
                 f"{call.collective}: a codec is chosen for all_reduce and reduce_scatter; name one "
@@ -120,7 +120,7 @@ class CodecPart:
         for name, residual in zip(("residual", "sum_residual"), residuals, strict=True):
             if residual is None:
                 continue
-            if call.codec is None and self.default is None:
+            if call.codec is None and self.default is None and current_region.get() is None:
                 raise _core.InvalidArgumentError(f"{call.collective}: {name} without a codec")
             check_array(call.collective, name, residual, writable=True)
             dense = residual.dtype == np.float32 and residual.flags.c_contiguous

@@ -38,14 +38,9 @@ class BackendTrial:
 
     def all_reduce(self, values: Bytes, dtype: str, codec: Codec | None) -> None:
         tensor = torch.from_numpy(values).view(getattr(torch, dtype))
-        if codec is None:
-            options = dist.AllreduceOptions()
-            options.reduceOp = dist.ReduceOp.AVG
-            work = self._backend.allreduce([tensor], options)
-        else:
-            op = dist.ReduceOp(dist.ReduceOp.AVG)
-            fields = codec._fields(0)
-            work = self._backend.all_reduce_over(tensor, op, False, fields, None, None)
+        op = dist.ReduceOp(dist.ReduceOp.AVG)
+        fields = None if codec is None else codec._fields(0)
+        work = self._backend.all_reduce_over(tensor, op, False, fields, None, None)
         if work is not None:
             work.wait()
 

@@ -50,7 +50,10 @@ def load() -> ModuleType:
     """
     import torch
 
+    from pycoll._regions import open_regions
+
     module = _module()
+    open_regions.tell(module)
     wanted = gpu_library() is not None and torch.version.cuda is not None
     if wanted and (problem := gpu_problem()):
         # CPU tensors can do without it.

@@ -19,7 +19,7 @@ def create(options: Any, backend_options: Any) -> Any:
     """
     from pycoll import _native
     from pycoll._codec_choice import choose_for_new_group, groups
-    from pycoll.auto import Auto, Choice, codec_or_auto
+    from pycoll.auto import Auto, Choice, asked_for
     from pycoll.codecs import Codec
     from pycoll.options import Options
 
@@ -42,8 +42,8 @@ def create(options: Any, backend_options: Any) -> Any:
         )
 
     choice = None
-    if settings.codec is not None:
-        given = codec_or_auto(settings.codec)
+    given = asked_for(settings.codec)
+    if given is not None:
         if isinstance(given, Auto):
             choice = choose_for_new_group(options.group_id, variables, given, make)
         else:

@@ -34,10 +34,10 @@ from pycoll.advisor import (
     pick,
     values_of,
 )
-from pycoll.codecs import Codec, codec_of
+from pycoll.codecs import EXACT, Codec, codec_of
 from pycoll.selection import format_bytes
 
-__all__ = ["Auto", "Choice", "Chooser", "Trial", "choose", "codec_or_auto"]
+__all__ = ["Auto", "Choice", "Chooser", "Trial", "asked_for", "choose"]
 
 logger = logging.getLogger("pycoll")
 
@@ -83,16 +83,18 @@ class Auto:
         return tuple(codec_of(candidate) for candidate in self.candidates)
 
 
-def codec_or_auto(codec: str | Codec | Auto) -> Codec | Auto:
-    """Raises InvalidArgumentError for what is neither."""
-    if isinstance(codec, Auto):
+def asked_for(codec: str | Codec | Auto | None) -> Codec | Auto | None:
+    """None for None and "none". Raises InvalidArgumentError for what is no codec."""
+    if codec is None or isinstance(codec, Auto):
         return codec
     if codec == "auto":
         return Auto()
+    if codec == EXACT:
+        return None
     try:
         return codec_of(codec)
     except _core.InvalidArgumentError as error:
-        raise _core.InvalidArgumentError(f"{error}, or 'auto'") from None
+        raise _core.InvalidArgumentError(f"{error}, 'auto' or 'none'") from None
 
 
 def auto_only(codec: str | Auto) -> Auto:

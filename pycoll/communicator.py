@@ -21,6 +21,7 @@ from pycoll._calls import Call, Message, Work
 from pycoll._codec_calls import CodecPart
 from pycoll._device_arrays import seen
 from pycoll._device_calls import DevicePart, on_device
+from pycoll._regions import open_regions
 from pycoll._store_adapter import adapt_store
 from pycoll.auto import Auto, Choice
 from pycoll.codecs import Codec
@@ -73,7 +74,8 @@ class Communicator:
     the call returns a `Work` at once: arrays must not be touched until its wait() has returned.
 
     `codec` (a name or an object of `pycoll.codecs`) lets float32, float16 and bfloat16 values
-    travel as codes; None takes what the group's `Options` say. Every rank, the owner of a value
+    travel as codes; "none" lets them travel as they are; None takes what the region says
+    (`pycoll.codec`), else the group's `Options`. Every rank, the owner of a value
     too, ends with what the codes decode to: the same bits. An all_reduce quantises twice (each
     rank's values; the sum, which is made in float32), everything else once. Exempt, and exact:
     other dtypes, operations other than sum and avg, vectors below `Options.min_bytes`, groups of
@@ -174,9 +176,20 @@ class Communicator:
         Shape and dtype must be the same on all ranks. `residual`, `sum_residual`: error feedback of
         the codec, float32 arrays of as many elements, as of `pycoll.all_reduce`.
         """
-        plain = factor == 1.0 and algorithm == "auto" and timeout is None and stream is None
-        plain = plain and codec is None and self._codecs.exact_by_default
-        if plain and not async_op and self._core.all_reduce_at_once(array, op):
+        # In one expression: it is a tenth of the time of a small call.
+        if (
+            codec is None
+            and residual is None
+            and sum_residual is None
+            and timeout is None
+            and stream is None
+            and factor == 1.0
+            and algorithm == "auto"
+            and not async_op
+            and self._codecs.exact_by_default
+            and not open_regions.count
+            and self._core.all_reduce_at_once(array, op)
+        ):
             return None
         array = seen(array)
         check_array("all_reduce", "array", array, writable=True)

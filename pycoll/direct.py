@@ -14,7 +14,9 @@ from torch.distributed import distributed_c10d
 
 from pycoll import _core, _native
 from pycoll._codec_choice import backend_of, codec_for
-from pycoll.auto import Auto, codec_or_auto
+from pycoll._regions import codec as region
+from pycoll._regions import codec_of_call, current_region, outside_of_regions
+from pycoll.auto import Auto
 from pycoll.codecs import Codec
 
 if TYPE_CHECKING:
@@ -54,9 +56,10 @@ def _all_reduce(
 
     `codec`: CPU tensors of float32, float16 and bfloat16 travel as codes (a name such as "int8", or
     an object of `pycoll.codecs`) under "sum" and "avg", but for those below the group's
-    `Options.min_bytes`; without it, as the group's `Options` say. Every rank must give the same
-    one, and gets the same bits: what the codes of the sum decode to. `step`: what the random
-    numbers of stochastic rounding depend on beside the codec's seed; None: the number of the call.
+    `Options.min_bytes`; "none": exact; None: as the region (`pycoll.codec`) says, else as the
+    group's `Options` do. Every rank must give the same one, and gets the same bits: what the codes
+    of the sum decode to. `step`: what the random numbers of stochastic rounding depend on beside
+    the codec's seed; None: the number of the call.
     "auto", or a `pycoll.Auto`: the first such call of the group, also an asynchronous one, measures
     what pays on its network, and the group keeps to it (`codec_choice`, `choose_codec`).
 
@@ -77,25 +80,30 @@ def _all_reduce(
             raise ValueError(f"{op!r} is no reduce operation; there are: {', '.join(_OPS)}")
         op = _OPS[op]
     if codec is None:
-        if residual is not None or sum_residual is not None:
+        if residual is None and sum_residual is None:
+            return dist.all_reduce(tensor, op, group, async_op)  # as the region or the group says
+        if current_region.get() is None:
             raise ValueError("all_reduce: residuals are those of a codec, which was not given")
-        return dist.all_reduce(tensor, op, group, async_op)
-    given = codec_or_auto(codec)
+    given = codec_of_call(codec, None)
     if not isinstance(tensor, torch.Tensor) or group is dist.GroupMember.NON_GROUP_MEMBER:
         return dist.all_reduce(tensor, op, group, async_op)  # which says so
     group = group or dist.group.WORLD
     backend = backend_of(group)
     if backend is None or tensor.device.type != "cpu":
+        if given is None:
+            with region(None):
+                return dist.all_reduce(tensor, op, group, async_op)
         raise _core.UnsupportedError(
             f"all_reduce with a codec: a group of {dist.get_backend(group)} and a tensor on "
             f"{tensor.device}; codecs serve CPU tensors of groups of pycoll"
         )
     chosen = codec_for(group, given, tensor, op) if isinstance(given, Auto) else given
-    if chosen is None:
-        return dist.all_reduce(tensor, op, group, async_op)
+    if chosen is None and given is not None:
+        with outside_of_regions():
+            return dist.all_reduce(tensor, op, group, async_op)
     if not isinstance(op, dist.ReduceOp):
         op = dist.ReduceOp(op)
-    fields = chosen._fields(step)
+    fields = None if chosen is None else chosen._fields(step)
     return backend.all_reduce_over(tensor, op, async_op, fields, residual, sum_residual)
 
 

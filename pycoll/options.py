@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pycoll import _core
-from pycoll.auto import Auto, codec_or_auto
+from pycoll.auto import Auto, asked_for
 from pycoll.codecs import Codec
 from pycoll.selection import Row, Table
 
@@ -37,9 +37,10 @@ class Options:
         algo: rules before the table's, in the grammar of PYCOLL_ALGO:
             ``"all_reduce=ring:0-1M,two_shot;broadcast=tree"``.
         variables: any other PYCOLL_* variable, for this group alone.
-        codec: how floats of all_reduce and reduce_scatter travel in calls that name no codec: a
-            name such as "int8", or an object such as ``pycoll.Int8(block=64)`` (pycoll.codecs has
-            them); None: as they are. What is gathered and broadcast stays exact. "auto", or a
+        codec: how floats of all_reduce and reduce_scatter travel in calls that name no codec, and
+            are in no region that does (`pycoll.codec`): a name such as "int8", or an object such as
+            ``pycoll.Int8(block=64)`` (pycoll.codecs has them); None: as they are. What is gathered
+            and broadcast stays exact. "auto", or a
             ``pycoll.Auto(...)``: the group measures what pays on its network, once, and keeps to
             it (`pycoll.codec_choice` says what and why). As that depends on time, results may
             differ from run to run; with a `determinism` of "run" or "algorithm" it is refused.
@@ -66,7 +67,7 @@ class Options:
             raise _core.InvalidArgumentError(
                 f"algo is a text like 'all_reduce=ring', not {self.algo!r}"
             )
-        if self.codec is not None and isinstance(codec_or_auto(self.codec), Auto):
+        if isinstance(asked_for(self.codec), Auto):
             self._check_auto()
         if self.min_bytes is not None and not (
             isinstance(self.min_bytes, int) and self.min_bytes >= 0

@@ -274,7 +274,9 @@ def test_autos_that_cannot_be(arguments, words):
 
 
 def test_who_takes_auto_says_so():
-    with pytest.raises(pycoll.InvalidArgumentError, match="no codec; there are: .*, or 'auto'"):
+    with pytest.raises(
+        pycoll.InvalidArgumentError, match="no codec; there are: .*'auto' or 'none'"
+    ):
         pycoll.Options(codec="automatic")
     with pytest.raises(pycoll.InvalidArgumentError, match="'auto' is no codec"):
         pycoll.encode(np.ones(10, np.float32), "auto")
@@ -282,7 +284,7 @@ def test_who_takes_auto_says_so():
 
 def test_equal_autos_are_one():
     assert Auto(candidates=["int8"]) == Auto(candidates=(pycoll.Int8(),))
-    assert len({Auto(), Auto(0.02), auto.codec_or_auto("auto")}) == 1
+    assert len({Auto(), Auto(0.02), auto.asked_for("auto")}) == 1
 
 
 @pytest.mark.parametrize("level", ["run", "algorithm"])

@@ -27,7 +27,7 @@ bool cut(const at::Tensor& tensor, int blocks, PlainCall::Vector& vector) {
 bool Backend::run_at_once(const PlainTensors& tensors) {
   // Whoever profiles is shown every call, by the ordinary way.
   if (tensors.async || at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE)) return false;
-  if (request_.codec || !codecs_->idle()) return false;
+  if (request_.codec || request_.regions->any() || !codecs_->idle()) return false;
   const at::Tensor* const known = tensors.input != nullptr ? tensors.input : tensors.output;
   PlainCall call{tensors.collective, DType::uint8, tensors.reduce_op, tensors.root, {}, {}, {}};
   const int world = getSize();

@@ -189,10 +189,9 @@ CallRequest Backend::prepare(Call& call, Tensors* copies) const {
   return request;
 }
 
-c10::intrusive_ptr<Work> Backend::start(Call call, CallRequest request) {
+c10::intrusive_ptr<Work> Backend::start(Call call, CallRequest request, const CodecWord& codec) {
   Description description{getRank(), call.type, call.shown ? call.title : nullptr,
                           std::move(call.inputs), std::move(call.outputs)};
-  const std::optional<CodecChoice> codec = codec_for(call, request);
   auto work = c10::make_intrusive<Work>(communicator_, std::move(description), interrupt_);
   const GilRelease release;
   with_torch_errors([&] {
@@ -210,11 +209,13 @@ c10::intrusive_ptr<Work> Backend::start(Call call, CallRequest request) {
   return work;
 }
 
-std::optional<CodecChoice> Backend::codec_for(const Call& call, const CallRequest& request) const {
+CodecWord Backend::codec_for(const Call& call, const CallRequest& request) const {
   // A group's codec is for gradients: DDP broadcasts parameters and buffers, which must be exact.
   const bool reduces = request.collective == Collective::all_reduce ||
                        request.collective == Collective::reduce_scatter;
-  const std::optional<CodecChoice> codec = reduces && !call.codec ? request_.codec : call.codec;
+  const CodecWord of_group = reduces ? request_.codec : std::nullopt;
+  const auto said = call.codec ? call.codec : request_.regions->here();
+  const CodecWord codec = said.value_or(of_group);
   if (!codec ||
       !CodecGroup::serves(*communicator_, request.collective, request.dtype, request.reduce_op)) {
     return std::nullopt;
@@ -251,7 +252,7 @@ Backend::WorkPtr Backend::run(Call call) {
     return run_on(*gpu, title, std::move(description), std::move(calls));
   }
   CallRequest request = prepare(call);
-  const auto codec = codec_for(call, request);
+  const CodecWord codec = codec_for(call, request);
   if (codec) {
     // Every rank ends with what codes decode to, the root of a broadcast too, which is else read.
     for (const at::Tensor& output : call.outputs) {
@@ -266,7 +267,7 @@ Backend::WorkPtr Backend::run(Call call) {
     });
     return nullptr;
   }
-  if (call.async) return remember(start(std::move(call), std::move(request)));
+  if (call.async) return remember(start(std::move(call), std::move(request), codec));
   const Profiled profiled(call.title, call.inputs);
   const GilRelease release;
   with_torch_errors([&] {
@@ -299,7 +300,8 @@ Backend::WorkPtr Backend::run_together(c10d::OpType type, const char* title,
   CombinedWork::Parts parts;
   for (size_t i = 0; i < calls.size(); ++i) {
     calls[i].shown = false;
-    parts.push_back(start(std::move(calls[i]), std::move(requests[i])));
+    const CodecWord codec = codec_for(calls[i], requests[i]);
+    parts.push_back(start(std::move(calls[i]), std::move(requests[i]), codec));
   }
   if (async) return remember(CombinedWork::make(std::move(description), std::move(parts)));
   for (const auto& part : parts) part->wait();

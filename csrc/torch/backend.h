@@ -20,6 +20,7 @@
 #include "runtime/codec_group.h"
 #include "runtime/communicator.h"
 #include "torch/device.h"
+#include "torch/regions.h"
 #include "torch/tensors.h"
 #include "torch/work.h"
 #include "transport/network.h"
@@ -49,6 +50,7 @@ struct GroupRequest {
   Interrupt interrupt;
   std::shared_ptr<NetworkRegistry> networks;
   std::shared_ptr<DeviceLibraries> devices;
+  std::shared_ptr<const Regions> regions;
   // pycoll.Options, taken apart.
   Variables variables{};
   std::vector<SelectionRule> table{};
@@ -70,9 +72,9 @@ struct Call {
   // How a single tensor is cut; empty: one block a tensor.
   BlockLengths input_lengths{};
   BlockLengths output_lengths{};
-  bool shown = true;  // to profilers; not when it is a part of what is shown as one
-  std::optional<CodecChoice> codec{};  // else the group's
-  Tensors residuals{};                 // of that codec
+  bool shown = true;                 // to profilers; not when it is a part of what is shown as one
+  std::optional<CodecWord> codec{};  // else the region's, or the group's
+  Tensors residuals{};               // of that codec
 };
 
 // A call as far as the short way looks at it: at most one tensor each side.
@@ -154,7 +156,7 @@ class Backend final : public c10d::Backend {
     std::optional<at::Tensor> sum;
   };
   WorkPtr all_reduce_over(at::Tensor& tensor, const c10d::AllreduceOptions& options,
-                          CodecChoice codec, const Residuals& residuals);
+                          CodecWord codec, const Residuals& residuals);
 
   // Messages (point_to_point.cpp): always a Work.
   WorkPtr send(Tensors& tensors, int peer, int tag) override;
@@ -211,9 +213,9 @@ class Backend final : public c10d::Backend {
                  std::vector<Call> calls);
   // Makes everything dense and points the request at it. `copies` gets what had to be copied.
   CallRequest prepare(Call& call, Tensors* copies = nullptr) const;
-  c10::intrusive_ptr<Work> start(Call call, CallRequest request);
-  // How a call of CPU tensors travels; none: as it is.
-  std::optional<CodecChoice> codec_for(const Call& call, const CallRequest& request) const;
+  c10::intrusive_ptr<Work> start(Call call, CallRequest request, const CodecWord& codec);
+  // How a call of CPU tensors travels, by what the call, the region or the group says.
+  CodecWord codec_for(const Call& call, const CallRequest& request) const;
   WorkPtr start_message(const char* title, c10d::OpType type, Tensors& tensors,
                         MessageRequest request);
   WorkPtr start_message_on(c10::Device device, Description description, MessageRequest request);

@@ -57,17 +57,6 @@ class OpenGroups {
   std::vector<Group> groups_;
 };
 
-// kind, block, stochastic, seed, step: a codec as pycoll/codecs.py takes it apart. This module and
-// pycoll._core do not share their types.
-using CodecFields = std::tuple<std::string, uint32_t, bool, uint64_t, std::optional<uint32_t>>;
-
-CodecChoice choice_of(const CodecFields& fields) {
-  const auto& [kind, block, stochastic, seed, step] = fields;
-  const Codec codec{parse_enum<CodecKind>(kind, "codec"), block, stochastic};
-  check_codec(codec);
-  return {codec, seed, step};
-}
-
 using CreateBackend = c10::intrusive_ptr<Backend>(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
     std::chrono::milliseconds timeout, const std::string& group_id,
@@ -77,17 +66,26 @@ using CreateBackend = c10::intrusive_ptr<Backend>(
 
 std::function<CreateBackend> backend_creator(std::shared_ptr<OpenGroups> groups,
                                              std::shared_ptr<NetworkRegistry> networks,
-                                             std::shared_ptr<DeviceLibraries> devices) {
-  return [groups = std::move(groups), networks = std::move(networks), devices = std::move(devices)](
-             const auto& store, int rank, int world_size, auto timeout, const auto& group_id,
-             const auto& global_ranks, const auto& variables, const auto& table, const auto& codec,
-             uint64_t codec_min_bytes) {
-    GroupRequest request{store,           rank,
-                         world_size,      timeout,
-                         group_id,        global_ranks,
-                         check_signals,   networks,
-                         devices,         variables,
-                         rules_of(table), [groups](const Backend& made) { groups->add(made); }};
+                                             std::shared_ptr<DeviceLibraries> devices,
+                                             std::shared_ptr<const Regions> regions) {
+  return [groups = std::move(groups), networks = std::move(networks), devices = std::move(devices),
+          regions = std::move(regions)](const auto& store, int rank, int world_size, auto timeout,
+                                        const auto& group_id, const auto& global_ranks,
+                                        const auto& variables, const auto& table, const auto& codec,
+                                        uint64_t codec_min_bytes) {
+    GroupRequest request{store,
+                         rank,
+                         world_size,
+                         timeout,
+                         group_id,
+                         global_ranks,
+                         check_signals,
+                         networks,
+                         devices,
+                         regions,
+                         variables,
+                         rules_of(table),
+                         [groups](const Backend& made) { groups->add(made); }};
     if (codec) request.codec = choice_of(*codec);
     request.codec_min_bytes = codec_min_bytes;
     return Backend::make(std::move(request));
@@ -122,13 +120,14 @@ PYBIND11_MODULE(PYCOLL_MODULE, m) {
       .def(
           "all_reduce_over",
           [](Backend& backend, at::Tensor tensor, const c10d::ReduceOp& op, bool async,
-             const CodecFields& codec, std::optional<at::Tensor> residual,
+             const std::optional<CodecFields>& codec, std::optional<at::Tensor> residual,
              std::optional<at::Tensor> sum_residual) -> c10::intrusive_ptr<c10d::Work> {
             c10d::AllreduceOptions options;
             options.reduceOp = op;
             options.asyncOp = async;
             return with_torch_errors([&] {
-              return backend.all_reduce_over(tensor, options, choice_of(codec),
+              return backend.all_reduce_over(tensor, options,
+                                             codec ? CodecWord(choice_of(*codec)) : std::nullopt,
                                              {std::move(residual), std::move(sum_residual)});
             });
           },
@@ -143,7 +142,10 @@ PYBIND11_MODULE(PYCOLL_MODULE, m) {
   bind_direct_calls(m);
   bind_host_tensors(m);
   const auto devices = std::make_shared<DeviceLibraries>();
-  m.def("create_backend", backend_creator(groups, networks, devices));
+  const auto regions = std::make_shared<Regions>();
+  m.def("set_open_regions", [regions](uint32_t count) { regions->set_open(count); });
+  m.def("set_region_variable", [regions](const py::object& one) { regions->set_variable(one); });
+  m.def("create_backend", backend_creator(groups, networks, devices, regions));
   // pycoll/_native.py has the documentation.
   m.def("load_device_library", [devices](const std::string& path) {
     return with_torch_errors([&] { return devices->load(path); });

@@ -115,7 +115,7 @@ Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptio
 }
 
 Backend::WorkPtr Backend::all_reduce_over(at::Tensor& tensor, const c10d::AllreduceOptions& options,
-                                          CodecChoice codec, const Residuals& residuals) {
+                                          CodecWord codec, const Residuals& residuals) {
   constexpr auto kTitle = "pycoll:all_reduce";
   Call call = all_reduce_of(tensor, options);
   const auto add = [&](const char* name, const std::optional<at::Tensor>& residual,
@@ -132,8 +132,11 @@ Backend::WorkPtr Backend::all_reduce_over(at::Tensor& tensor, const c10d::Allred
                            static_cast<uint64_t>(residual->numel())});
     call.residuals.push_back(*residual);
   };
-  add("residual", residuals.input, codec.residual);
-  add("sum_residual", residuals.sum, codec.sum_residual);
+  // Without a codec there is nothing that they could lack.
+  if (codec) {
+    add("residual", residuals.input, codec->residual);
+    add("sum_residual", residuals.sum, codec->sum_residual);
+  }
   call.codec = std::move(codec);
   return run(std::move(call));
 }
