@@ -295,6 +295,10 @@ class Wire:
                 times.append(self._inside.run(name, size, work.dtype))
         return OnWire(sum(time.total for time in times), sum(time.core for time in times))
 
+    def gathered(self, size: int) -> OnWire:
+        """What it takes until every rank has `size` bytes of each."""
+        return self._all.run("all_gather", size * self._workload.world_size, "uint8")
+
 
 def on_link(link: Link, ranks_per_host: int) -> Topology:
     """The hosts of the topology `cluster`, joined by a link."""
@@ -340,11 +344,13 @@ def advise(
     *,
     max_error: float = 0.02,
     wire: Wire | None = None,
+    others: Sequence[Estimate] = (),
 ) -> Advice:
     """Which codec, if any, for the gradients of this workload over this link.
 
     `max_error`: of an all_reduce, relative L2 error of gaussian values. `wire`: instead of that of
-    the link. Raises InvalidArgumentError when the simulator cannot run the workload.
+    the link. `others`: to be chosen from too (pycoll/sparse_advice.py). Raises InvalidArgumentError
+    when the simulator cannot run the workload.
     """
     if workload.hosts == 1:
         exact = Estimate("none", 8.0 * ITEM_BYTES[workload.dtype], 0.0, 0.0, 0.0, 0.0)
@@ -352,7 +358,7 @@ def advise(
     wire = wire or Wire(workload, link)
     seconds = wire.exact() * workload.buckets
     exact = Estimate("none", 8.0 * ITEM_BYTES[workload.dtype], 0.0, seconds, 0.0, seconds)
-    found = [estimate_of(workload, wire, speed, max_error) for speed in speeds]
+    found = [*(estimate_of(workload, wire, speed, max_error) for speed in speeds), *others]
     able = [estimate for estimate in found if not estimate.refused]
     if not able:
         reason = f"none: no codec has an error of at most {max_error:g}"

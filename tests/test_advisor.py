@@ -281,14 +281,17 @@ def test_the_command(capsys):
     assert main(arguments) == 0
     text = capsys.readouterr().out
     assert "4 ranks on 4 hosts, 100mbit" in text
-    rows = {line.split()[0]: line for line in text.splitlines()[2:-2] if line}
-    assert {*(name for name, _ in GAUSSIAN), "none", "codec"} == set(rows)
+    rows = {line.split()[0]: line for line in text.splitlines()[2:-3] if line}
+    assert {*(name for name, _ in GAUSSIAN), "none", "codec", "top_k"} == set(rows)
     assert rows["int8"].endswith("recommended")
     assert rows["sign"].endswith("error above 0.02, needs error feedback")
-    assert text.splitlines()[-1].startswith("int8: at 100mbit it saves ")
+    assert rows["top_k"].endswith("error above 0.02, needs error feedback")
+    assert text.splitlines()[-2].startswith("int8: at 100mbit it saves ")
+    assert text.splitlines()[-1].startswith("or top_k 0.001: ")
     assert main([*arguments, "--json", "--error", "1e-6"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["recommended"] == "none"
+    assert found["proposal"].startswith("or top_k 0.001: ")
     assert found["workload"]["hosts"] == 4
     by_name = {row["name"]: row for row in found["estimates"]}
     exact = by_name["none"]["seconds"]

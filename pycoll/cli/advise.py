@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Measures this machine's codecs, one core, simulates the all_reduces of one training step on a link,
-and says which codec pays there, if any. Times are of all buckets of one step, without what hides
-behind the backward pass; a codec's time runs beside the wire's, piece by piece."""
+and says which codec pays there, if any; and whether sending only the largest gradients would be
+faster (top_k, with torch). Times are of all buckets of one step, without what hides behind the
+backward pass; a codec's time runs beside the wire's, piece by piece."""
 
 EPILOG = """\
 A codec is recommended if a step is at least 1.1 times faster and its error (relative L2 error of
@@ -55,7 +56,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from pycoll import _core, advisor
+    from pycoll import _core, advisor, sparse_advice
     from pycoll.codecs import codec_of
 
     hosts = arguments.world_size if arguments.hosts is None else arguments.hosts
@@ -66,7 +67,11 @@ def run(arguments: argparse.Namespace) -> int:
         )
         names = [row[0] for row in _core.codecs()] if hosts > 1 else []
         speeds = [advisor.measure_speed(codec_of(name), workload.dtype) for name in names]
-        advice = advisor.advise(workload, link, speeds, max_error=arguments.error)
+        wire = advisor.Wire(workload, link)
+        few = sparse_advice.estimates(workload, wire, max_error=arguments.error)
+        advice = advisor.advise(
+            workload, link, speeds, max_error=arguments.error, wire=wire, others=few
+        )
     except _core.InvalidArgumentError as error:
         raise UsageError(str(error)) from error
     if arguments.json:
@@ -78,6 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def report(link: str, workload: Workload, advice: Advice) -> list[str]:
     from pycoll.cli.simulate import format_size
+    from pycoll.sparse_advice import proposal
 
     per_host = f", {workload.ranks_per_host} ranks a host" if workload.ranks_per_host > 1 else ""
     lines = [
@@ -88,7 +94,8 @@ def report(link: str, workload: Workload, advice: Advice) -> list[str]:
     ]
     if len(advice.estimates) > 1:
         lines += [*table(advice), ""]
-    return [*lines, advice.reason]
+    beside = proposal(advice)
+    return [*lines, advice.reason, *([beside] if beside else [])]
 
 
 def table(advice: Advice) -> list[str]:
@@ -131,11 +138,14 @@ def as_json(link: str, workload: Workload, advice: Advice) -> str:
     import json
     from dataclasses import asdict
 
+    from pycoll.sparse_advice import proposal
+
     content = {
         "workload": asdict(workload),
         "link": link,
         "estimates": [asdict(estimate) for estimate in advice.estimates],
         "recommended": advice.best.name,
         "reason": advice.reason,
+        "proposal": proposal(advice),
     }
     return json.dumps(content, indent=1)
