@@ -2,13 +2,14 @@
 
     python benchmarks/compression.py                         # 100 Mbit/s, 1 and 10 Gbit/s
     python benchmarks/compression.py --networks 1gbit --sizes 64M --codecs none,int8
+    python benchmarks/compression.py --hosts 2x2             # two ranks a host
     python benchmarks/compression.py --plot time-against-error.png
 
-Two ranks in two network namespaces (see network.py: root, iproute2), gaussian values, the mean. The
+Ranks in two network namespaces (see network.py: root, iproute2), gaussian values, the mean. The
 order of contenders changes from round to round. `x` is how many times faster than pycoll without a
 codec, medians of one run; `error` the relative L2 error of the mean, against float64; `bits` what
-the interface sent for each value; `cpu` CPU time of encoding and decoding on its own, in this
-process, as part of the call's time. See benchmarks/README.md.
+the first host's interface sent for each value; `cpu` CPU time of encoding and decoding on its own,
+in this process, as part of the call's time. See benchmarks/README.md.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from network import Network, batch, measure, network_of
+from scatter import Point, draw
 
 from pycoll.bench.machine import machine, machine_lines
 from pycoll.bench.units import format_size, parse_size
@@ -60,10 +62,14 @@ class Row:
     def median(self, name: str) -> float:
         return statistics.median(self.seconds[name])
 
+    @property
+    def points(self) -> list[Point]:
+        return [Point(name, self.error[name], self.median(name)) for name in self.seconds]
+
 
 def run_rank(rank: int, network: Network, paths: list[str], directory: str, plan: Plan,
              rows: Connection) -> None:  # fmt: skip
-    netns.enter(paths[rank])
+    netns.enter(paths[rank // network.ranks_per_host])
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
     import torch
     import torch.distributed as dist
@@ -83,32 +89,37 @@ def run_rank(rank: int, network: Network, paths: list[str], directory: str, plan
         )
     try:
         for size in plan.sizes:
-            row = measure_size(plan, groups, size, rank)
+            row = measure_size(plan, groups, size, rank, network)
             if rank == 0:
                 rows.send(row)
     finally:
         dist.destroy_process_group()
 
 
-def measure_size(plan: Plan, groups: dict[str, Any], size: int, rank: int) -> Row:
+def measure_size(plan: Plan, groups: dict[str, Any], size: int, rank: int,
+                 network: Network) -> Row:  # fmt: skip
     import torch
     import torch.distributed as dist
 
     row = Row(size)
     generator = torch.Generator().manual_seed(plan.seed)
-    inputs = [torch.randn(size // 4, generator=generator) for _ in range(2)]
-    mean = (inputs[0].double() + inputs[1].double()) / 2
+    inputs = [torch.randn(size // 4, generator=generator) for _ in range(network.ranks)]
+    mean = torch.zeros(size // 4, dtype=torch.float64)
+    for values in inputs:
+        mean += values.double() / network.ranks
     tensor = torch.empty(size // 4)
+    # Ranks of a host first sum their values exactly, each a part: codecs see no more than that.
+    coded = inputs[rank][: tensor.numel() // network.ranks_per_host]
     op = {name: dist.ReduceOp.SUM if name == "gloo" else dist.ReduceOp.AVG for name in groups}
     for name, group in groups.items():
         tensor.copy_(inputs[rank])
         dist.all_reduce(tensor, op[name], group=group)  # connections are made here
-        got = tensor.double() / (2 if name == "gloo" else 1)
+        got = tensor.double() / (network.ranks if name == "gloo" else 1)
         row.error[name] = float((got - mean).norm() / mean.norm())
         sent = sent_bytes(tensor, inputs[rank], op[name], group)
         row.bits[name] = sent * 8 / tensor.numel()
         row.seconds[name] = []
-        row.codec_seconds[name] = codec_seconds(name, inputs[rank])
+        row.codec_seconds[name] = codec_seconds(name, coded)
     shuffle, order = random.Random(plan.seed), list(groups)
     for _ in range(plan.rounds):
         shuffle.shuffle(order)
@@ -120,7 +131,7 @@ def measure_size(plan: Plan, groups: dict[str, Any], size: int, rank: int) -> Ro
 
 
 def sent_bytes(tensor: Any, values: Any, op: Any, group: Any) -> int:
-    """What this rank's interface sent in one call."""
+    """What the interface of this rank's host sent in one call."""
     import torch.distributed as dist
 
     tensor.copy_(values)
@@ -148,7 +159,7 @@ def interface_bytes() -> int:
 
 
 def codec_seconds(name: str, values: Any) -> float:
-    """CPU seconds of one core for what a rank of two encodes and decodes in a call."""
+    """CPU seconds of one core for what a rank, and one on the other host, encode and decode."""
     import numpy as np
 
     from pycoll import _core
@@ -179,7 +190,7 @@ def codec_seconds(name: str, values: Any) -> float:
 
 
 def report(network: Network, plan: Plan) -> list[Row]:
-    print(f"\n{network.name}", flush=True)
+    print(f"\n{network.name}, 2 hosts x {network.ranks_per_host} ranks", flush=True)
     rows = []
     for row in measure(network, plan, run_rank):
         rows.append(row)
@@ -195,32 +206,12 @@ def report(network: Network, plan: Plan) -> list[Row]:
     return rows
 
 
-def draw(results: dict[str, list[Row]], path: Path) -> None:
-    """Time against error, one panel a network, at its largest size."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(1, len(results), figsize=(5 * len(results), 4), squeeze=False)
-    for panel, (name, rows) in zip(panels[0], results.items(), strict=True):
-        row = rows[-1]
-        for place, codec in enumerate(sorted(row.seconds, key=row.median)):
-            # A log scale has no 0: what is exact stands at the left edge.
-            error = max(row.error[codec], 1e-5)
-            color = f"C{list(row.seconds).index(codec) % 10}"
-            panel.loglog(error, row.median(codec) * 1e3, "o", color=color)
-            beside = (6, 4 if place % 2 else -12)
-            where = (error, row.median(codec) * 1e3)
-            panel.annotate(codec, where, beside, textcoords="offset points", color=color)
-        panel.set_title(f"{name}, {format_size(row.bytes)}")
-        panel.set_xlabel("relative error of the mean (1e-5: exact, or nearly)")
-        panel.set_ylabel("ms a call")
-        panel.set_xlim(5e-6, 4)
-        panel.margins(y=0.15)
-        panel.grid(True, which="both", alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+def ranks_per_host(text: str) -> int:
+    """An argument like 2x2: hosts, of which there are two, and ranks on each."""
+    hosts, _, ranks = text.partition("x")
+    if hosts != "2" or not ranks.isdecimal() or int(ranks) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is neither 2x1 nor 2x2: two hosts, ranks on each")
+    return int(ranks)
 
 
 def main() -> int:
@@ -228,6 +219,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--networks", default="100mbit,1gbit,10gbit", help="rates of the links")
+    parser.add_argument(
+        "--hosts", type=ranks_per_host, default=1, metavar="2xN", help="ranks on each; default 2x1"
+    )
     parser.add_argument("--sizes", default="1M,64M", help="bytes of float32; default 1M,64M")
     parser.add_argument("--codecs", default=CODECS, help=f"and none, gloo; default {CODECS}")
     parser.add_argument("--rounds", type=int, default=5, help="calls of each; default 5")
@@ -240,12 +234,17 @@ def main() -> int:
     plan = Plan(tuple(arguments.codecs.split(",")), sizes, arguments.rounds, arguments.seed)
     facts = machine()
     print("\n".join(machine_lines(facts)))
-    results = {name: report(network_of(name, 1), plan) for name in arguments.networks.split(",")}
+    networks = [network_of(name, arguments.hosts) for name in arguments.networks.split(",")]
+    results = {network.name: report(network, plan) for network in networks}
     if arguments.json:
         rows = {name: [asdict(row) for row in found] for name, found in results.items()}
-        arguments.json.write_text(json.dumps({"machine": facts, "results": rows}, indent=1) + "\n")
+        content = {"machine": facts, "ranks_per_host": arguments.hosts, "results": rows}
+        arguments.json.write_text(json.dumps(content, indent=1) + "\n")
     if arguments.plot:
-        draw(results, arguments.plot)
+        panels = {
+            f"{name}, {format_size(x[-1].bytes)}": x[-1].points for name, x in results.items()
+        }
+        draw(panels, arguments.plot, "call")
     return 0
 
 

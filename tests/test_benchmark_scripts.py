@@ -1,10 +1,11 @@
-"""benchmarks/targets.py, idle.py and ddp.py; where all benchmarks write their results."""
+"""benchmarks/targets.py, idle.py, ddp.py and others; where all benchmarks write their results."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import json
+import os
 import statistics
 import sys
 from dataclasses import replace
@@ -25,6 +26,9 @@ OUTPUTS = [
     ("targets", "--json"),
     ("ddp", "--json"),
     ("network", "--json"),
+    ("compression", "--plot"),
+    ("compression_ddp", "--plot"),
+    ("codec_kernels", "--json"),
     ("simulator", "--save"),
     ("simulator", "--write"),
     ("simulator", "--plot"),
@@ -150,3 +154,62 @@ def test_fused_kernels_are_timed_beside_torch(
         *([name, dtype] for name in ("unscale", "clip") for dtype in fused.NAMES),
     ]
     assert all(float(figure) > 0 for row in rows for figure in row[-2:])
+
+
+def test_codecs_are_timed_beside_a_copy(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A size in cache and one that is not; what is asked for is judged from memory alone."""
+    codecs = load("codec_kernels")
+    monkeypatch.setattr(codecs, "last_level_cache", lambda: 64 << 10)
+    cpus = os.sched_getaffinity(0)
+    for wanted, status in ((0.0, 0), (1e9, 1)):
+        monkeypatch.setattr(codecs, "WANTED", {"int8": wanted})
+        command = [
+            "codec_kernels.py",
+            "--codecs",
+            "fp16,int8",
+            "--sizes",
+            "16K,64K",
+            "--rounds",
+            "2",
+        ]
+        monkeypatch.setattr(sys, "argv", [*command, "--require", "--json", str(tmp_path / "json")])
+        assert codecs.main() == status
+    assert os.sched_getaffinity(0) == cpus
+    names = {
+        "memcpy",
+        *(f"{way} {name}" for way in ("encode", "decode") for name in ("fp16", "int8")),
+    }
+    warm, cold = json.loads((tmp_path / "json").read_text())["results"]
+    assert [warm["cold"], cold["cold"]] == [False, True]
+    for figures in (warm, cold):
+        assert figures["seconds"].keys() == names
+        assert all(len(times) == 2 and min(times) > 0 for times in figures["seconds"].values())
+    shown = capsys.readouterr().out.splitlines()
+    rows = [line.split() for line in shown if line.startswith("int8")]
+    assert [row[6:] for row in rows][-2:] == [[], ["1000000000.00", "NOT", "reached"]]
+    share = statistics.median(cold["seconds"]["memcpy"]) / statistics.median(
+        cold["seconds"]["decode int8"]
+    )
+    assert float(rows[-1][5]) == pytest.approx(share, abs=0.006)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--hosts", "3x1"], "3x1 is neither 2x1 nor 2x2"),
+        (["--contenders", "nccl/fp16"], "nccl/fp16 does not begin with one of: pycoll, gloo"),
+    ],
+)
+def test_other_hosts_and_contenders_are_refused(
+    arguments: list[str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["compression_ddp.py", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        load("compression_ddp").main()
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""benchmarks/network.py runs, checks its results and says what it measured."""
+"""benchmarks/network.py and compression*.py run, check results and say what they measured."""
 
 from __future__ import annotations
 
@@ -42,16 +42,26 @@ def test_an_unknown_network_is_refused():
     assert "neither loopback, veth nor a rate" in done.stderr
 
 
-def test_codecs_against_none_and_gloo(tmp_path):
+def figures_of(script, folder, *arguments):
+    """What a script of compressed gradients writes; that it draws a picture."""
     if reason := netns.why_not():
         pytest.skip(reason)
-    figures, plot = tmp_path / "figures.json", tmp_path / "plot.png"
-    command = [sys.executable, SCRIPT.with_name("compression.py"), "--networks", "1gbit"]
-    command += ["--sizes", "1M", "--codecs", "none,int8,gloo", "--rounds", "2"]
-    command += ["--json", figures, "--plot", plot]
+    figures, plot = folder / "figures.json", folder / "plot.png"
+    command = [sys.executable, SCRIPT.with_name(script), "--networks", "1gbit", "--rounds", "2"]
+    command += [*arguments, "--json", figures, "--plot", plot]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    (row,) = json.loads(figures.read_text())["results"]["1gbit"]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    return json.loads(figures.read_text())
+
+
+@pytest.mark.parametrize("hosts", ["2x1", "2x2"])
+def test_codecs_against_none_and_gloo(hosts, tmp_path):
+    """Two ranks of a host sum their values first: its interface sends no more codes than one's."""
+    arguments = ("--hosts", hosts, "--sizes", "1M", "--codecs", "none,int8,gloo")
+    found = figures_of("compression.py", tmp_path, *arguments)
+    assert found["ranks_per_host"] == int(hosts[-1])
+    (row,) = found["results"]["1gbit"]
     assert row["error"]["none"] < 1e-6
     assert row["error"]["gloo"] < 1e-6
     assert 0.009 < row["error"]["int8"] < 0.011
@@ -60,4 +70,21 @@ def test_codecs_against_none_and_gloo(tmp_path):
     assert 32 < row["bits"]["none"] < 34
     assert row["codec_seconds"]["int8"] > 0
     assert all(len(times) == 2 for times in row["seconds"].values())
-    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_steps_of_ddp_with_hooks(tmp_path):
+    names = ["pycoll", "pycoll/int8", "pycoll/powersgd", "gloo/fp16", "gloo/powersgd", "nothing"]
+    shape = ("--width", "256", "--layers", "2", "--batch", "32")
+    found = figures_of("compression_ddp.py", tmp_path, "--contenders", ",".join(names), *shape)
+    row = found["results"]["1gbit"]
+    assert row["bytes"] == 4 * 2 * (256 * 256 + 256)
+    assert all(list(row[key]) == names for key in ("seconds", "error", "bits", "cpu_seconds"))
+    assert all(min(times) > 0 and len(times) == 2 for times in row["seconds"].values())
+    # Two ranks' data are independent: own gradients are as far from the mean as that is from 0.
+    least = {"nothing": 0.5, "pycoll/powersgd": 0.1, "gloo/powersgd": 0.1, "pycoll/int8": 5e-3}
+    most = {"pycoll": 1e-6, "pycoll/int8": 0.02, "gloo/fp16": 2e-3, "nothing": 2}
+    for name, errors in row["error"].items():
+        assert least.get(name, 0) <= min(errors) and max(errors) < most.get(name, 2), name
+    assert row["bits"]["pycoll"] > 32 > 20 > row["bits"]["gloo/fp16"] > 16
+    assert 8 < row["bits"]["pycoll/int8"] < 10 > row["bits"]["pycoll/powersgd"]
+    assert row["bits"]["nothing"] < 0.5
