@@ -53,10 +53,14 @@ def run(command: list[str], where: Path) -> str:
 
 
 def errors_of(model: str, where: Path, *defines: str) -> int:
-    """Explores every state of a model; the number of errors (0, or 1: it stops at the first)."""
+    """Explores every state of a model; the number of errors (0, or 1: it stops at the first).
+
+    A broken variant (`defines`) is through soon: compiling would take longer than searching.
+    """
     run(["spin", *[f"-D{name}" for name in defines], "-a", str(MODELS / f"{model}.pml")], where)
     # Safety only: assertions and invalid end states. Memory is bounded, in megabytes.
-    run(["gcc", "-O1", "-w", "-DSAFETY", "-DMEMLIM=2048", "-o", "pan", "pan.c"], where)
+    effort = "-O0" if defines else "-O1"
+    run(["gcc", effort, "-w", "-DSAFETY", "-DMEMLIM=2048", "-o", "pan", "pan.c"], where)
     report = run(["./pan", "-m200000"], where)
     found = re.search(r"errors: (\d+)", report)
     assert found, report

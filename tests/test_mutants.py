@@ -72,7 +72,18 @@ def test_the_checks_pass_without_a_mutant(tree):
         assert done.returncode == 0, f"{check}: {done.stdout}"
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def one_a_check() -> list:
+    """The gate shows of every check that it sees; the other bugs that it must find are `full`."""
+    seen: set[str] = set()
+    parameters = []
+    for mutant in MUTANTS:
+        marks = [pytest.mark.full] if mutant.check in seen else []
+        parameters.append(pytest.param(mutant, id=mutant.name, marks=marks))
+        seen.add(mutant.check)
+    return parameters
+
+
+@pytest.mark.parametrize("mutant", one_a_check())
 def test_a_mutant_is_caught(tree, mutant):
     native_build.sync()  # takes the last mutant back
     substitute(tree, mutant)
