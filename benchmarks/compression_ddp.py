@@ -87,6 +87,8 @@ class Row:
 
 # ---- The ranks' side ----
 
+Data = tuple[Any, Any]
+
 
 def model_of(plan: Plan) -> Any:
     """Linear layers and ReLU: one product a layer and sample, so few a byte of gradients."""
@@ -129,11 +131,10 @@ class Trainee:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LEARNING_RATE)
         self.cpu_seconds = 0.0  # of the last step
 
-    def step(self, number: int, rank: int) -> None:
-        given, wanted = self._data(number, rank)
+    def step(self, data: Data) -> None:
         start = time.process_time()
         self.optimizer.zero_grad()
-        loss_of(self.ddp, given, wanted).backward()
+        loss_of(self.ddp, data).backward()
         self.optimizer.step()
         self.cpu_seconds = time.process_time() - start
 
@@ -144,7 +145,7 @@ class Trainee:
         parameters = list(self.model.parameters())
         means = [torch.zeros_like(x, dtype=torch.float64) for x in parameters]
         for rank in range(ranks):
-            loss = loss_of(self.model, *self._data(number, rank))
+            loss = loss_of(self.model, data_of(self._plan, number, rank))
             for mean, own in zip(means, torch.autograd.grad(loss, parameters), strict=True):
                 mean += own.double() / ranks
         return means
@@ -157,16 +158,19 @@ class Trainee:
             exact += float(mean.square().sum())
         return (wrong / exact) ** 0.5
 
-    def _data(self, number: int, rank: int) -> tuple[Any, Any]:
-        import torch
 
-        generator = torch.Generator().manual_seed((number << 16) + rank)
-        shape = (self._plan.batch, self._plan.width)
-        return tuple(torch.randn(shape, generator=generator) for _ in range(2))  # type: ignore[return-value]
+def data_of(plan: Plan, number: int, rank: int) -> Data:
+    """Of a rank's step: what is given, and what is wanted."""
+    import torch
+
+    generator = torch.Generator().manual_seed((number << 16) + rank)
+    given, wanted = torch.randn((2, plan.batch, plan.width), generator=generator)
+    return given, wanted
 
 
-def loss_of(forward: Any, given: Any, wanted: Any) -> Any:
+def loss_of(forward: Any, data: Data) -> Any:
     """A sum over features: gradients far from the least numbers of float16."""
+    given, wanted = data
     return (forward(given) - wanted).square().sum(1).mean()
 
 
@@ -194,7 +198,7 @@ def torch_hook(compressor: str, group: Any) -> Any:
     hook = getattr(default_hooks, f"{compressor}_compress_hook")
 
     # DDP refuses the hook of bfloat16 by its name unless the backend is NCCL; Gloo can sum it.
-    def same_hook(state, bucket):  # type: ignore[no-untyped-def] # DDP compares annotations
+    def same_hook(state, bucket):  # DDP would compare annotations with its own
         return hook(state, bucket)
 
     return group, same_hook
@@ -234,31 +238,31 @@ def train_in_turn(plan: Plan, rank: int, ranks: int) -> Row:
     count = sum(x.numel() for x in next(iter(trainees.values())).model.parameters())
     row = Row(count * 4)
     for name, trainee in trainees.items():
-        for step in range(WARM_UP):
-            trainee.step(step, rank)
-        row.bits[name] = sent_bytes(trainee, rank) * 8 / count
+        for number in range(WARM_UP):
+            trainee.step(data_of(plan, number, rank))
+        row.bits[name] = sent_bytes(trainee, data_of(plan, WARM_UP, rank)) * 8 / count
         row.seconds[name], row.error[name], row.cpu_seconds[name] = [], [], []
     shuffle, order = random.Random(plan.seed), list(trainees)
     for number in range(WARM_UP + 1, WARM_UP + 1 + plan.rounds):
         shuffle.shuffle(order)
+        data = data_of(plan, number, rank)
         for name in order:
             trainee = trainees[name]
             means = trainee.mean_gradients(number, ranks) if rank == 0 else None
-            step = lambda number, x=trainee: x.step(number, rank)  # noqa: E731
-            row.seconds[name].append(batch(step, number, 1))
+            row.seconds[name].append(batch(trainee.step, data, 1))
             row.cpu_seconds[name].append(trainee.cpu_seconds)
             if means is not None:
                 row.error[name].append(trainee.error(means))
     return row
 
 
-def sent_bytes(trainee: Trainee, rank: int) -> int:
+def sent_bytes(trainee: Trainee, data: Data) -> int:
     """What the interface of this rank's host sends in a step."""
     import torch.distributed as dist
 
     dist.barrier()
     before = settled_bytes()
-    trainee.step(WARM_UP, rank)
+    trainee.step(data)
     return settled_bytes() - before
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -25,7 +25,7 @@ class Point:
         return max(self.error, LEAST_ERROR), self.seconds * 1e3
 
 
-def draw(panels: dict[str, Sequence[Point]], path: Path, of_what: str) -> None:
+def draw(panels: Mapping[str, Sequence[Point]], path: Path, of_what: str) -> None:
     """Writes a PNG. `of_what`: whose milliseconds they are."""
     import matplotlib
 
@@ -59,7 +59,8 @@ def label(panel: Any, points: Sequence[Point]) -> None:
     marks = [panel.transData.transform(point.place) for point in points]
     taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in marks]
     frame = panel.get_window_extent()
-    heights = [0, *(sign * step * HEIGHT for step, sign in product(range(1, 12), (1, -1)))]
+    # Of a label: beside the point, then further and further above and below.
+    heights = [0, *(sign * step * HEIGHT for step, sign in product(range(1, 30), (1, -1)))]
     for number, point in enumerate(points):
         color = f"C{number % 10}"
         line = {"arrowstyle": "-", "color": color, "lw": 0.5, "shrinkA": 0, "shrinkB": 4}

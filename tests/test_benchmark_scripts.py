@@ -213,3 +213,27 @@ def test_other_hosts_and_contenders_are_refused(
         load("compression_ddp").main()
     assert ended.value.code == 2
     assert words in capsys.readouterr().err
+
+
+def test_labels_of_a_plot_cover_nothing() -> None:
+    """Twelve points in a heap in a corner, some at one place."""
+    plt = pytest.importorskip("matplotlib.pyplot")
+    from matplotlib.text import Text
+    from matplotlib.transforms import Bbox
+
+    scatter = load("scatter")
+    figure, panel = plt.subplots(figsize=(6, 5), dpi=scatter.DPI)
+    panel.set(xscale="log", yscale="log", xlim=(1e-9, 20), ylim=(10, 1000))
+    points = [scatter.Point(f"pycoll/codec {i}", 1 + i % 3, 0.9 - i % 4 / 100) for i in range(12)]
+    figure.canvas.draw()
+    scatter.label(panel, points)
+    figure.canvas.draw()
+    names = [Text.get_window_extent(text) for text in panel.texts]  # without the lines to points
+    middles = [panel.transData.transform(point.place) for point in points]
+    marks = [Bbox.from_bounds(x - 3, y - 3, 6, 6) for x, y in middles]
+    frame = panel.get_window_extent()
+    plt.close(figure)
+    assert all(frame.x0 <= b.x0 and b.x1 <= frame.x1 and b.y1 <= frame.y1 for b in names)
+    others = [*names, *marks]
+    met = [(a, b) for i, a in enumerate(names) for b in others[i + 1 :] if a.overlaps(b)]
+    assert len(names) == 12 and not met, met
