@@ -46,13 +46,22 @@ class Message:
     """One side of a point-to-point message."""
 
     def __init__(
-        self, receives: bool, array: Array, peer: int | None, tag: int, timeout: float | None
+        self,
+        receives: bool,
+        array: Array,
+        peer: int | None,
+        tag: int,
+        timeout: float | None,
+        codec: str | Codec | None = None,
+        step: int | None = None,
     ) -> None:
         self.receives = receives
         self.array = array
         self.peer = peer
         self.tag = tag
         self.timeout = timeout
+        self.codec = codec
+        self.step = step
 
 
 class Work:

@@ -8,7 +8,7 @@ import numpy as np
 
 from pycoll import _core
 from pycoll._arrays import Array, check_array
-from pycoll._calls import Call
+from pycoll._calls import Call, Message
 from pycoll._regions import codec_of_call, current_region
 from pycoll.advisor import ITEM_BYTES, Bytes
 from pycoll.auto import Auto, Choice, Chooser, asked_for, auto_only
@@ -98,6 +98,19 @@ class CodecPart:
         if isinstance(codec, Codec):
             return codec
         return self._chooser.choice(codec, arrays[0].dtype.name).codec_for(size)
+
+    def choice_for(self, message: Message) -> _core.CodecChoice | None:
+        """How a message travels; None: as it is. The same on both ranks if they are the same."""
+        codec = codec_of_call(message.codec, None)
+        if isinstance(codec, Auto):
+            raise _core.InvalidArgumentError(
+                "a codec is chosen for all_reduce and reduce_scatter; a message needs the name of "
+                "one, such as 'int8'"
+            )
+        array = message.array
+        if codec is None or array.dtype.name not in ITEM_BYTES or array.nbytes < self._min_bytes:
+            return None
+        return codec._choice(message.step)
 
     def choice(self, codec: str | Auto | None, dtype: str) -> Choice | None:
         return self._chooser.known(self._auto(codec), dtype)

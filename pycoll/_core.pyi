@@ -449,6 +449,49 @@ def unscale(*, tensors: Spans, factor: float, isa: str = "") -> tuple[bool, floa
 def multiply(*, tensors: Spans, factor: float, isa: str = "") -> None:
     """Multiplies in place."""
 
+def fused_room(tensors: Spans) -> int:
+    """Bytes of device memory for calls on such a list."""
+
+class DeviceFused:
+    """The fused kernels of the GPU's library at `library`. Memory goes by address, streams are
+    cudaStream_t; a call is queued and does not wait. `room`: fused_room() bytes, aligned to 16.
+    """
+
+    def __init__(self, library: str) -> None: ...
+    @property
+    def device(self) -> str:
+        """The type of devices: cuda."""
+
+    def cast(
+        self,
+        *,
+        targets: Spans,
+        sources: Spans,
+        scale: float,
+        stream: int,
+        room: int,
+        found_inf: int,
+    ) -> None:
+        """`found_inf`: a float32, set to 1 where a result is infinite or NaN, else left alone."""
+
+    def unscale(
+        self,
+        *,
+        tensors: Spans,
+        factor: float,
+        factor_at: int,
+        sum_of_squares: int,
+        stream: int,
+        room: int,
+        found_inf: int,
+    ) -> None:
+        """`factor_at`: a float32 instead of `factor`, or 0. `sum_of_squares`: a float64."""
+
+    def multiply(self, *, tensors: Spans, factor: float, stream: int, room: int) -> None: ...
+    def clip(
+        self, *, tensors: Spans, sum_of_squares: int, max_norm: float, stream: int, room: int
+    ) -> None: ...
+
 class DeviceCodecs:
     """The codecs of the GPU's library at `library`. Memory goes by address, streams are
     cudaStream_t; a call is queued on `stream`, behind the work of `after`, and does not wait.
@@ -516,6 +559,7 @@ class Message:
         tag: int,
         timeout: float | None,
         on_result: Callable[[], object] | None,
+        codec: CodecChoice | None,
     ) -> None: ...
 
 class WorkCore:
@@ -590,7 +634,9 @@ class CommunicatorCore:
         timeout: float,
         variables: dict[str, str],
         table: Sequence[TableRow],
-    ) -> None: ...
+        agreed: dict[str, str] = ...,
+    ) -> None:
+        """`agreed`: what else must be equal on all ranks, by names without spaces."""
     def all_reduce_at_once(self, array: Any, op: str) -> bool:
         """False: not a plain call on an idle group, nothing has happened."""
     def run(self, call: Call) -> None: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -43,6 +44,10 @@ class OpenRegions:
             if self._module is not None:
                 self._module.set_open_regions(self.count)
 
+    def after_fork(self) -> None:
+        """In the child, where no thread is left to give the lock back."""
+        self._lock = threading.Lock()
+
     def tell(self, module: ModuleType) -> None:
         """The torch module hears the number, now and whenever it changes."""
         with self._lock:
@@ -53,6 +58,7 @@ class OpenRegions:
 
 current_region: ContextVar[Region | None] = ContextVar("pycoll.codec", default=None)
 open_regions = OpenRegions()
+os.register_at_fork(after_in_child=open_regions.after_fork)
 
 
 def codec(codec: str | Codec | None) -> AbstractContextManager[None]:
@@ -113,9 +119,12 @@ def _region_of(codec: str | Codec | None) -> Region:
 def _inside(region: Region) -> Iterator[None]:
     # Counted before it is set and as long as it is: whoever is in a region sees a count.
     open_regions.add(1)
-    token = current_region.set(region)
     try:
-        yield
+        token = current_region.set(region)
+        try:
+            yield
+        finally:
+            # Raises where a generator is closed in another context, which is in no region then.
+            current_region.reset(token)
     finally:
-        current_region.reset(token)
         open_regions.add(-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from _pycoll_autoload import register
@@ -27,7 +28,9 @@ def create(options: Any, backend_options: Any) -> Any:
     settings = Options.of(backend_options)
     variables, table = settings.resolve()
 
-    def make(name: str, codec: Codec | None, min_bytes: int) -> Any:
+    def make(
+        name: str, codec: Codec | None, min_bytes: int, agreed: Mapping[str, str] | None = None
+    ) -> Any:
         return native.create_backend(
             options.store,
             options.group_rank,
@@ -39,16 +42,18 @@ def create(options: Any, backend_options: Any) -> Any:
             table,
             None if codec is None else codec._fields(),
             min_bytes,
+            dict(agreed or {}),
         )
 
+    name, given, least = options.group_id, asked_for(settings.codec), settings.least_bytes
+    # Compared before anything is measured: one rank may have nothing to measure.
+    backend = make(name, None if isinstance(given, Auto) else given, least, settings.agreed())
     choice = None
-    given = asked_for(settings.codec)
-    if given is not None:
-        if isinstance(given, Auto):
-            choice = choose_for_new_group(options.group_id, variables, given, make)
-        else:
-            choice = Choice(given, settings.least_bytes, "the group's Options name it")
-    groups.made(options.group_id, choice)
-    if choice is None:
-        return make(options.group_id, None, settings.least_bytes)
-    return make(options.group_id, choice.codec, max(choice.min_bytes, settings.least_bytes))
+    if isinstance(given, Auto):
+        choice = choose_for_new_group(name, variables, given, make)
+        fields = None if choice.codec is None else choice.codec._fields()
+        backend.set_codec(fields, max(choice.min_bytes, least))
+    elif given is not None:
+        choice = Choice(given, least, "the group's Options name it")
+    groups.made(name, choice)
+    return backend

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Literal, SupportsFloat, SupportsIndex, overload
+from typing import Any, SupportsFloat, SupportsIndex
 
 from pycoll import _core
 from pycoll._arrays import (
@@ -17,20 +17,21 @@ from pycoll._arrays import (
     check_block,
     check_stacked,
 )
-from pycoll._calls import Call, Message, Work
+from pycoll._calls import Call, Work
 from pycoll._codec_calls import CodecPart
 from pycoll._device_arrays import seen
 from pycoll._device_calls import DevicePart, on_device
+from pycoll._messages import Messages
 from pycoll._regions import open_regions
 from pycoll._store_adapter import adapt_store
-from pycoll.auto import Auto, Choice
+from pycoll.auto import Auto, Choice, asked_for
 from pycoll.codecs import Codec
 from pycoll.options import Options
 
 __all__ = ["Communicator", "Work"]
 
 
-class Communicator:
+class Communicator(Messages):
     """A group of `world_size` ranks that call the same collectives in the same order.
 
     Args:
@@ -116,6 +117,7 @@ class Communicator:
             timeout=timeout,
             variables=variables,
             table=table,
+            agreed=settings.agreed(),
         )
         self._devices = DevicePart(self._core, timeout)
         self._codecs = CodecPart(self._core, world_size, settings)
@@ -407,69 +409,6 @@ class Communicator:
             Call("barrier", "none", 1.0, 0, algorithm, timeout), [], [], None, async_op
         )
 
-    def send(
-        self,
-        array: Array,
-        destination: int,
-        tag: int = 0,
-        *,
-        timeout: float | None = None,
-        stream: Any = None,
-        async_op: bool = False,
-    ) -> Work | None:
-        """Sends `array` to a rank, which receives it with the same tag, dtype and size.
-
-        Returns when `array` may be changed again: for small messages at once while there is room
-        for them, for large ones when the receiver has taken it. Messages with one source,
-        destination and tag are received in the order of their sends. Raises InvalidArgumentError
-        for a destination that is the same as the rank.
-        """
-        array = seen(array)
-        check_array("send", "array", array, writable=False)
-        result = self._message(Message(False, array, destination, tag, timeout), stream, async_op)
-        return result if isinstance(result, Work) else None
-
-    @overload
-    def recv(
-        self,
-        array: Array,
-        source: int | None = None,
-        tag: int = 0,
-        *,
-        timeout: float | None = None,
-        stream: Any = None,
-        async_op: Literal[False] = False,
-    ) -> int: ...
-    @overload
-    def recv(
-        self,
-        array: Array,
-        source: int | None = None,
-        tag: int = 0,
-        *,
-        timeout: float | None = None,
-        stream: Any = None,
-        async_op: Literal[True],
-    ) -> Work: ...
-    def recv(
-        self,
-        array: Array,
-        source: int | None = None,
-        tag: int = 0,
-        *,
-        timeout: float | None = None,
-        stream: Any = None,
-        async_op: bool = False,
-    ) -> int | Work:
-        """Receives the oldest message with this tag from `source`, or from any rank, into `array`.
-
-        Returns the rank that sent it (`Work.source` when asynchronous). Raises MismatchError, and
-        leaves `array` as it was, when the message has another dtype or number of elements.
-        """
-        array = seen(array)
-        check_array("recv", "array", array, writable=True)
-        return self._message(Message(True, array, source, tag, timeout), stream, async_op)
-
     def abort(self, reason: str = "abort() was called") -> None:
         """Gives the group up, here and on all peers, and returns at once."""
         self._core.abort(reason)
@@ -522,7 +461,7 @@ class Communicator:
         async_op: bool,
     ) -> Work | None:
         if on_device(call.collective, [*inputs, *outputs], stream):
-            if call.codec is not None:
+            if asked_for(call.codec) is not None:
                 raise _core.UnsupportedError(
                     f"{call.collective} with a codec: codecs serve arrays in host memory so far"
                 )
@@ -552,21 +491,3 @@ class Communicator:
             return Work(self._core.submit(core_call))
         self._core.run(core_call)
         return None
-
-    def _message(self, message: Message, stream: Any, async_op: bool) -> int | Work:
-        array = message.array
-        if on_device("recv" if message.receives else "send", [array], stream):
-            return self._devices.run_message(message, stream, async_op)
-        dense = Dense([], [array]) if message.receives else Dense([array], [])
-        core_message = _core.Message(
-            receives=message.receives,
-            array=(dense.inputs + dense.outputs)[0],
-            dtype=array.dtype.name,
-            peer=message.peer,
-            tag=message.tag,
-            timeout=message.timeout,
-            on_result=dense.copy_back if dense.copies_back else None,
-        )
-        if async_op:
-            return Work(self._core.submit_message(core_message))
-        return self._core.run_message(core_message)

@@ -25,8 +25,7 @@ class Options:
     ``init_process_group`` and ``new_group``, ``options`` of `pycoll.Communicator`.
 
     What is None comes from the environment. Raises `InvalidArgumentError` (a ValueError) that says
-    what is allowed; ranks whose options differ raise `MismatchError` when the group is made, but
-    for `codec` and `min_bytes`, which nobody compares before the calls do.
+    what is allowed; ranks whose options differ raise `MismatchError` when the group is made.
 
     Attributes:
         determinism: which results have the same bits: "ranks": those of all ranks; "run": and those
@@ -40,11 +39,11 @@ class Options:
         codec: how floats of all_reduce and reduce_scatter travel in calls that name no codec, and
             are in no region that does (`pycoll.codec`): a name such as "int8", or an object such as
             ``pycoll.Int8(block=64)`` (pycoll.codecs has them); None: as they are. What is gathered
-            and broadcast stays exact. "auto", or a
-            ``pycoll.Auto(...)``: the group measures what pays on its network, once, and keeps to
-            it (`pycoll.codec_choice` says what and why). As that depends on time, results may
-            differ from run to run; with a `determinism` of "run" or "algorithm" it is refused.
-        min_bytes: vectors of fewer bytes travel as they are; None: 16384.
+            and broadcast stays exact, and so do messages. "auto", or a ``pycoll.Auto(...)``: the
+            group measures what pays on its network, once, and keeps to it (`pycoll.codec_choice`
+            says what and why). As that depends on time, results may differ from run to run; with
+            a `determinism` of "run" or "algorithm" it is refused.
+        min_bytes: vectors and messages of fewer bytes travel as they are; None: 16384.
     """
 
     determinism: Literal["ranks", "run", "algorithm"] | None = None
@@ -101,6 +100,13 @@ class Options:
     def least_bytes(self) -> int:
         """Of a vector that is compressed."""
         return MIN_BYTES if self.min_bytes is None else self.min_bytes
+
+    def agreed(self) -> dict[str, str]:
+        """What ranks compare when the group is made, beside variables and table."""
+        return {
+            "Options.codec": repr(asked_for(self.codec)),
+            "Options.min_bytes": str(self.least_bytes),
+        }
 
     @staticmethod
     def of(given: Any) -> Options:

@@ -208,8 +208,8 @@ def test_regions_that_differ_are_named():
     for text, found in results:
         if found:
             assert "codecs differ: rank" in text
-            assert "rank 0 called all_reduce over codes" in text
-            assert "rank 1 called all_reduce over codes" in text
+            assert "rank 0 called all_reduce over codes (int8 in blocks of 256, sum" in text
+            assert "rank 1 called all_reduce over codes (int4 in blocks of 256, sum" in text
 
 
 # ---- torch.distributed ----
@@ -338,4 +338,8 @@ def entered_before_there_is_a_group(rank, world_size):
 
 def test_torch_ranks_in_different_regions():
     texts = [r.value for r in torch_ranks(2, entered_before_there_is_a_group, timeout=60)]
-    assert any("codecs differ: rank" in text for text in texts)
+    named = [text for text in texts if "codecs differ: rank" in text]
+    assert named
+    for text in named:
+        assert "rank 0 called all_reduce over codes (int8 in blocks of 256, sum" in text
+        assert "rank 1 called all_reduce over codes (fp8_e4m3 in blocks of 256, sum" in text

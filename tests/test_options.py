@@ -66,6 +66,48 @@ def test_ranks_must_promise_the_same():
             assert word in result.value
 
 
+def with_codecs(rank, world_size, directory, options, by_torch):
+    mine = pycoll.Options(**options[rank])
+    if not by_torch:
+        with pytest.raises(pycoll.MismatchError) as caught:
+            pycoll.Communicator(pycoll.FileStore(directory), rank, world_size, options=mine)
+        return str(caught.value)
+    import torch.distributed as dist
+
+    with pytest.raises(dist.DistBackendError) as caught:
+        dist.init_process_group(
+            "pycoll",
+            store=dist.FileStore(f"{directory}/torch", world_size),
+            rank=rank,
+            world_size=world_size,
+            pg_options=mine,
+        )
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("by_torch", [False, True], ids=["communicator", "torch"])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            [{"codec": "int8"}, {"codec": pycoll.Int8(block=64)}],
+            ["Options.codec", "Int8(block=256", "Int8(block=64"],
+        ),
+        ([{}, {"codec": "int8"}], ["Options.codec", "'None' on rank 0", "Int8(block=256"]),
+        ([{"codec": "auto"}, {"codec": "none"}], ["Options.codec", "Auto(", "'None' on rank 1"]),
+        (
+            [{"codec": "int8", "min_bytes": 0}, {"codec": "int8"}],
+            ["Options.min_bytes", "'0' on rank 0", "'16384' on rank 1"],
+        ),
+    ],
+    ids=["block", "none", "auto", "min_bytes"],
+)
+def test_ranks_must_give_the_same_codec(options, words, by_torch):
+    for result in run_ranks(2, with_codecs, options, by_torch):
+        for word in ("on rank 0", "on rank 1", *words):
+            assert word in result.value
+
+
 # ---- Bits ----
 
 

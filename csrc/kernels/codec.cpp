@@ -1,5 +1,7 @@
 #include "kernels/codec.h"
 
+#include <bit>
+
 #include "core/error.h"
 
 namespace pycoll {
@@ -41,6 +43,21 @@ void check_codec(const Codec& codec) {
     fail(ErrorKind::invalid_argument, "codec ", traits.name,
          " rounds to nearest only; int8, int4, uint8 and uint4 may be stochastic");
   }
+}
+
+constexpr int kBlockSizes = std::countr_zero(kMostBlock) - std::countr_zero(kLeastBlock) + 1;
+
+uint8_t wire_tag(const Codec& codec) {
+  const int block = std::countr_zero(codec.block) - std::countr_zero(kLeastBlock);
+  return static_cast<uint8_t>(1 + static_cast<int>(codec.kind) * kBlockSizes + block);
+}
+
+std::string describe_wire_tag(uint8_t tag) {
+  const int row = (tag - 1) / kBlockSizes;
+  if (tag == 0 || row >= static_cast<int>(CodecKind::kCount)) return "an unknown codec";
+  const CodecTraits& traits = kTraits[row];
+  if (traits.scales == 0) return std::string(traits.name);
+  return concat(traits.name, " in blocks of ", kLeastBlock << (tag - 1) % kBlockSizes);
 }
 
 uint64_t codes_at(const Codec& codec, uint64_t n) {

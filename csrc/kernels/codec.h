@@ -64,6 +64,11 @@ struct Codec {
 // Throws invalid_argument when the codec cannot be, saying why.
 void check_codec(const Codec& codec);
 
+// A number for what two ranks must agree on to read each other's codes, never 0; and what it says,
+// for errors: "int8 in blocks of 256", "fp16".
+uint8_t wire_tag(const Codec& codec);
+std::string describe_wire_tag(uint8_t tag);
+
 // Bytes of the code of n values: bits of the table and at most 47 more.
 uint64_t code_bytes(const Codec& codec, uint64_t n);
 

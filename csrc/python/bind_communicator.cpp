@@ -123,6 +123,7 @@ struct PyMessage {
   int tag;
   std::optional<double> timeout;
   py::object on_result;
+  std::optional<CodecChoice> codec;
 };
 
 std::function<void()> finalizer(const py::object& on_result) {
@@ -192,10 +193,10 @@ class PyCommunicator {
  public:
   PyCommunicator(py::object store, int rank, int world_size, const std::string& prefix,
                  double timeout, const Variables& variables, const std::vector<TableRow>& table,
-                 NetworkRegistry& networks) {
+                 const Variables& agreed, NetworkRegistry& networks) {
     PythonStore adapter(std::move(store));
-    BootstrapRequest request{&adapter,           prefix,        rank,           world_size,
-                             Config::from_env(), check_signals, rules_of(table)};
+    BootstrapRequest request{&adapter,      prefix,          rank,  world_size, Config::from_env(),
+                             check_signals, rules_of(table), agreed};
     apply_variables(variables, request.config);
     const GilRelease release;
     communicator_ = Communicator::make(request, networks.network_for(prefix, request.config),
@@ -216,7 +217,7 @@ class PyCommunicator {
     const Callers::Inside inside(*callers_);
     communicator_->throw_if_dead();  // close() does not wait for callers that come later
     const GilRelease release;
-    let_end(request);
+    get_ready(request, call);
     communicator_->run(std::move(request), check_signals);
   }
   // all_reduce of an array that needs no closer look. False: nothing has happened, run() must be
@@ -242,6 +243,7 @@ class PyCommunicator {
     const Callers::Inside inside(*callers_);
     communicator_->throw_if_dead();
     const GilRelease release;
+    get_ready(request, message);
     return communicator_->run(std::move(request), check_signals)->source();
   }
   template <typename Asked>
@@ -254,7 +256,7 @@ class PyCommunicator {
     std::shared_ptr<Pending> pending;
     {
       const GilRelease release;
-      let_end(request);
+      get_ready(request, asked);
       auto operation = communicator_->submit(std::move(request));
       pending = std::make_shared<QueuedOperation>(communicator_, std::move(operation));
     }
@@ -299,8 +301,12 @@ class PyCommunicator {
 
  private:
   // Messages are not ordered with collectives.
-  void let_end(const MessageRequest& /*request*/) const {}
-  void let_end(const CallRequest& request) const { codecs_->let_end(request, check_signals); }
+  void get_ready(MessageRequest& request, const PyMessage& message) const {
+    if (message.codec) request = codecs_->coded(std::move(request), *message.codec);
+  }
+  void get_ready(CallRequest& request, const PyCall& /*call*/) const {
+    codecs_->let_end(request, check_signals);
+  }
 
   std::shared_ptr<Communicator> communicator_;
   std::shared_ptr<DeviceCalls> devices_;  // guarded by the GIL
@@ -344,12 +350,13 @@ void bind_calls(py::module_& m) {
 
   py::class_<PyMessage>(m, "Message")
       .def(py::init([](bool receives, py::array array, std::string dtype, std::optional<int> peer,
-                       int tag, std::optional<double> timeout, py::object on_result) {
-             return PyMessage{receives, std::move(array), std::move(dtype),    peer,
-                              tag,      timeout,          std::move(on_result)};
+                       int tag, std::optional<double> timeout, py::object on_result,
+                       std::optional<CodecChoice> codec) {
+             return PyMessage{receives, std::move(array), std::move(dtype),     peer,
+                              tag,      timeout,          std::move(on_result), std::move(codec)};
            }),
            py::kw_only(), py::arg("receives"), py::arg("array"), py::arg("dtype"), py::arg("peer"),
-           py::arg("tag"), py::arg("timeout"), py::arg("on_result"));
+           py::arg("tag"), py::arg("timeout"), py::arg("on_result"), py::arg("codec"));
 
   py::class_<PyWork>(m, "WorkCore")
       .def("wait", &PyWork::wait, py::arg("timeout") = py::none())
@@ -382,14 +389,16 @@ void bind_groups(py::module_& m) {
   const py::call_guard<GilRelease> without_gil;
 
   py::class_<PyCommunicator>(m, "CommunicatorCore")
-      .def(py::init([networks](py::object store, int rank, int world_size,
-                               const std::string& prefix, double timeout,
-                               const Variables& variables, const std::vector<TableRow>& table) {
-             return std::make_unique<PyCommunicator>(std::move(store), rank, world_size, prefix,
-                                                     timeout, variables, table, *networks);
-           }),
-           py::kw_only(), py::arg("store"), py::arg("rank"), py::arg("world_size"),
-           py::arg("prefix"), py::arg("timeout"), py::arg("variables"), py::arg("table"))
+      .def(
+          py::init([networks](py::object store, int rank, int world_size, const std::string& prefix,
+                              double timeout, const Variables& variables,
+                              const std::vector<TableRow>& table, const Variables& agreed) {
+            return std::make_unique<PyCommunicator>(std::move(store), rank, world_size, prefix,
+                                                    timeout, variables, table, agreed, *networks);
+          }),
+          py::kw_only(), py::arg("store"), py::arg("rank"), py::arg("world_size"),
+          py::arg("prefix"), py::arg("timeout"), py::arg("variables"), py::arg("table"),
+          py::arg("agreed") = Variables())
       .def("all_reduce_at_once", &PyCommunicator::all_reduce_at_once)
       .def("run", &PyCommunicator::run)
       .def("submit", &PyCommunicator::submit<PyCall>)

@@ -14,7 +14,7 @@
 namespace pycoll {
 namespace {
 
-constexpr std::string_view kProtocol = "2";
+constexpr std::string_view kProtocol = "3";
 constexpr size_t kAllPairs = 256;  // ranks
 // Signals are served that often.
 constexpr Nanoseconds kLongestSleep = std::chrono::milliseconds(100);
@@ -46,6 +46,7 @@ Record my_record(const BootstrapRequest& request, Connector& connector) {
     if (variable.agreed) record[std::string(variable.name)] = variable.show(request.config);
   }
   record["PYCOLL_TABLE"] = fingerprint_of(request.table);
+  for (const auto& [name, value] : request.agreed) record[name] = value;
   record["host"] = host_identity();
   record["transport"] = connector.describe(request.config);
   if (request.rank == 0) record["job_key"] = random_name();

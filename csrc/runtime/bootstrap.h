@@ -3,7 +3,9 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
+#include <string>
 
 #include "core/config.h"
 #include "runtime/selector.h"
@@ -21,6 +23,8 @@ struct BootstrapRequest {
   // Called now and then while waiting; may throw (a signal, say).
   std::function<void()> interrupt;
   std::vector<SelectionRule> table{};  // between PYCOLL_ALGO and the built-in rules
+  // What else must be equal on all ranks: names without spaces to values of one line.
+  std::map<std::string, std::string> agreed{};
 };
 
 // What all ranks agreed on.

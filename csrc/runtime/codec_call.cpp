@@ -1,7 +1,6 @@
 #include "runtime/codec_call.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "runtime/float_mode.h"
 
@@ -39,11 +38,6 @@ uint32_t hash_lengths(const CodecRequest& request) {
 }
 
 }  // namespace
-
-uint8_t wire_tag(const Codec& codec) {
-  const int block = std::countr_zero(codec.block) - std::countr_zero(kLeastBlock);
-  return static_cast<uint8_t>(1 + static_cast<int>(codec.kind) * 8 + block);
-}
 
 // ---- Memory ----
 

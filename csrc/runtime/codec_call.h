@@ -31,9 +31,6 @@ struct CodecLanes {
   std::shared_ptr<Communicator> gather;
 };
 
-// What a code is compared by between ranks: never 0.
-uint8_t wire_tag(const Codec& codec);
-
 // Memory of ended calls, for the next ones: pages that were touched already.
 class BufferPool {
  public:

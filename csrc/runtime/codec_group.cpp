@@ -4,9 +4,13 @@
 #include <new>
 
 #include "core/error.h"
+#include "runtime/coded_message.h"
 
 namespace pycoll {
 namespace {
+
+// Random numbers of messages are others than those of calls (see kOfSums of codec_call.cpp).
+constexpr uint32_t kOfMessages = 0x40000000u;
 
 constexpr Collective kServed[] = {Collective::all_reduce, Collective::reduce_scatter,
                                   Collective::all_gather, Collective::broadcast,
@@ -195,6 +199,19 @@ std::shared_ptr<CompressedCall> CodecGroup::prepare(CodecRequest request,
     give_up(std::current_exception());
     throw;
   }
+}
+
+MessageRequest CodecGroup::coded(MessageRequest request, const CodecChoice& choice) {
+  check_codec(choice.codec);
+  if (!can_encode(request.dtype)) {
+    fail(ErrorKind::invalid_argument, "a message of ", name_of(request.dtype), " has no codes");
+  }
+  RandomKey key{choice.seed, 0, static_cast<uint32_t>(group_->rank()) | kOfMessages, 0};
+  if (!request.receives) {
+    const uint32_t number = sends_.fetch_add(1, std::memory_order_relaxed);
+    key.step = choice.step.value_or(number);
+  }
+  return over_codes(std::move(request), choice.codec, key);
 }
 
 std::shared_ptr<CompressedCall> CodecGroup::make_call(CodecRequest request) {

@@ -44,6 +44,10 @@ class CodecGroup final : public CallHome, public std::enable_shared_from_this<Co
     return call;
   }
 
+  // Such a message over codes; what it stays is for the caller to say, by the same rule on both
+  // ranks. Not ordered with calls. Throws Error(invalid_argument) for types without codecs.
+  MessageRequest coded(MessageRequest request, const CodecChoice& choice);
+
   // No call over a codec is under way. Acquire: then their results are there.
   bool idle() const { return under_way_.load(std::memory_order_acquire) == 0; }
   // By whoever is about to begin a call without a codec: returns when none over a codec is under
@@ -93,6 +97,7 @@ class CodecGroup final : public CallHome, public std::enable_shared_from_this<Co
   uint32_t calls_ = 0;            // guarded by order_
   std::vector<std::weak_ptr<CompressedCall>> begun_;  // guarded by order_; some of them have ended
   std::atomic<uint32_t> under_way_{0};
+  std::atomic<uint32_t> sends_{0};  // over codecs; relaxed: a number for each
 };
 
 }  // namespace pycoll

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "kernels/codec.h"
 
 namespace pycoll {
 namespace {
@@ -17,14 +18,18 @@ constexpr uint64_t kMessageCost = 256;
 // Larger messages are not worth a copy at the receiver.
 constexpr uint64_t kLargestEager = 64 << 10;
 
-std::string size_text(DType dtype, uint64_t bytes) {
-  return concat(bytes / size_of(dtype), " x ", name_of(dtype));
+std::string size_text(DType dtype, uint64_t bytes, const MessageCode& code) {
+  if (code.codec == 0) return concat(bytes / size_of(dtype), " x ", name_of(dtype));
+  return concat(code.count, " x ", name_of(code.dtype),
+                " over codes: ", describe_wire_tag(code.codec));
 }
+constexpr auto kMustAgree =
+    "Both sides must give the same dtype, number of elements and codec; nothing was ";
 
 }  // namespace
 
 std::string MessageOperation::describe() const {
-  const std::string what = concat(" (tag ", tag_, ", ", size_text(dtype_, bytes()), ")");
+  const std::string what = concat(" (tag ", tag_, ", ", size_text(dtype_, bytes(), code_), ")");
   if (!receives_) return concat("send to rank ", peer_, what);
   if (peer_ == kAnySource) return concat("recv from any rank", what);
   return concat("recv from rank ", peer_, what);
@@ -109,7 +114,8 @@ bool MessageEngine::receive_from(int peer) {
   }
   std::memcpy(&arrived.header, message->data, sizeof(Header));
   const Header& header = arrived.header;
-  if (header.kind >= Kind::kCount || header.dtype >= DType::kCount) nonsense(arrived, "is unknown");
+  const bool known = header.kind < Kind::kCount && header.dtype < DType::kCount;
+  if (!known || header.coded >= DType::kCount) nonsense(arrived, "is unknown");
 
   Peer& from = peer_of(peer);
   const uint64_t freed = header.returned - from.returned;
@@ -150,18 +156,22 @@ void MessageEngine::match(const Pointer& receive, const Arrived& arrived) {
   from.matched += cost_of(header.kind, header.bytes);
   receive->source_ = arrived.peer;
   const bool eager = header.kind == Kind::eager;
-  if (header.dtype != receive->dtype_ || header.bytes != receive->bytes()) {
+  const MessageCode code = code_of(header);
+  const bool same = header.dtype == receive->dtype_ && header.bytes == receive->bytes();
+  if (!same || code != receive->code_) {
     if (!eager) {
-      control(arrived.peer, {.kind = Kind::refuse,
-                             .dtype = receive->dtype_,
-                             .tag = header.tag,
-                             .bytes = receive->bytes(),
-                             .id = header.id});
+      Header refusal{.kind = Kind::refuse,
+                     .dtype = receive->dtype_,
+                     .tag = header.tag,
+                     .bytes = receive->bytes(),
+                     .id = header.id};
+      set_code(refusal, receive->code_);
+      control(arrived.peer, refusal);
     }
-    const std::string text = concat(
-        "rank ", rank_, ": ", receive->describe(), " matched a message of ",
-        size_text(header.dtype, header.bytes), " from rank ", arrived.peer,
-        ". Both sides must give the same dtype and number of elements; nothing was received");
+    const std::string text =
+        concat("rank ", rank_, ": ", receive->describe(), " matched a message of ",
+               size_text(header.dtype, header.bytes, code), " from rank ", arrived.peer, ". ",
+               kMustAgree, "received");
     finish(receive, std::make_exception_ptr(Error(ErrorKind::mismatch, text)));
     return;
   }
@@ -208,10 +218,11 @@ void MessageEngine::on_grant(const Arrived& arrived) {
 void MessageEngine::on_refuse(const Arrived& arrived) {
   auto node = peer_of(arrived.peer).requested.extract(arrived.header.id);
   if (node.empty()) nonsense(arrived, "refuses what was not requested");
+  const Header& header = arrived.header;
   const std::string text =
       concat("rank ", rank_, ": ", node.mapped()->describe(), " met a receive of ",
-             size_text(arrived.header.dtype, arrived.header.bytes), " on rank ", arrived.peer,
-             ". Both sides must give the same dtype and number of elements; nothing was sent");
+             size_text(header.dtype, header.bytes, code_of(header)), " on rank ", arrived.peer,
+             ". ", kMustAgree, "sent");
   finish(node.mapped(), std::make_exception_ptr(Error(ErrorKind::mismatch, text)));
 }
 
@@ -257,6 +268,7 @@ bool MessageEngine::announce(int peer, std::byte* room) {
   to.spent += cost_of(kind, bytes);
   to.queue.pop_front();
   Header header{.kind = kind, .dtype = send->dtype_, .tag = send->tag_, .bytes = bytes};
+  set_code(header, send->code_);
   if (eager) {
     publish(peer, room, header, send->block_.data, bytes);
     finish(send, nullptr);

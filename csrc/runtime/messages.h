@@ -69,13 +69,15 @@ class MessageEngine {
   struct Header {
     Kind kind = Kind::credit;
     DType dtype = DType::uint8;
-    uint16_t reserved = 0;
+    // What the bytes are codes of: a MessageCode.
+    uint8_t codec = 0;
+    DType coded = DType::uint8;
     int32_t tag = 0;
-    uint64_t bytes = 0;     // of the whole message; refuse: of the receive
+    uint64_t bytes = 0;     // of the whole message; refuse: of the receive, as all before
     uint64_t id = 0;        // of the sender's, for all but eager and credit
     uint64_t offset = 0;    // data: of this slice
     uint64_t returned = 0;  // cost of the receiver's messages that were matched here, ever
-    uint64_t reserved2 = 0;
+    uint64_t values = 0;    // of codes
   };
   static_assert(sizeof(Header) == 48 && std::is_trivially_copyable_v<Header>);
 
@@ -102,6 +104,15 @@ class MessageEngine {
     // Grants, refusals and credits that wait for a slot.
     std::deque<Header> controls;
   };
+
+  static MessageCode code_of(const Header& header) {
+    return {header.codec, header.coded, header.values};
+  }
+  static void set_code(Header& header, const MessageCode& code) {
+    header.codec = code.codec;
+    header.coded = code.dtype;
+    header.values = code.count;
+  }
 
   struct Arrived {
     int peer;

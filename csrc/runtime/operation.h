@@ -67,14 +67,23 @@ struct PlainCall {
 // No number that a rank could be by mistake, like -1.
 constexpr int kAnySource = std::numeric_limits<int>::min();
 
+// What the bytes of a message are codes of, as its two ranks compare it.
+struct MessageCode {
+  uint8_t codec = 0;  // wire_tag(); 0: they are what they are
+  DType dtype = DType::uint8;
+  uint64_t count = 0;
+  bool operator==(const MessageCode&) const = default;
+};
+
 // One side of a point-to-point message. A receive matches the oldest message of that peer (or of
-// any) with its tag; dtype and length must be those of the message.
+// any) with its tag; dtype, length and code must be those of the message.
 struct MessageRequest : RequestBase {
   bool receives = false;
   int peer = 0;  // receives: kAnySource takes from whoever comes first
   int tag = 0;
   DType dtype = DType::uint8;
   Block block;
+  MessageCode code{};
 };
 
 inline uint64_t milliseconds(Nanoseconds time) {
@@ -160,7 +169,8 @@ class MessageOperation final : public Operation {
         peer_(request.peer),
         tag_(request.tag),
         dtype_(request.dtype),
-        block_(request.block) {}
+        block_(request.block),
+        code_(request.code) {}
 
   std::string describe() const override;
   int source() const override { return done() ? source_ : -1; }
@@ -173,6 +183,7 @@ class MessageOperation final : public Operation {
   const int tag_;
   const DType dtype_;
   const Block block_;
+  const MessageCode code_;
   // By the engine. Of a receive: the rank whose message it has matched; others read it when done.
   int source_ = -1;
   uint64_t moved_ = 0;          // bytes, of a message that travels in slices

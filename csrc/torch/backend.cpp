@@ -75,7 +75,8 @@ std::shared_ptr<Communicator> connect(const GroupRequest& request) {
                              request.world_size,
                              Config::from_env(),
                              request.interrupt,
-                             request.table};
+                             request.table,
+                             request.agreed};
   apply_variables(request.variables, bootstrap.config);
   bootstrap.config.store_host = host_of(request.store);
   return Communicator::make(bootstrap,

@@ -58,6 +58,8 @@ struct GroupRequest {
   std::function<void(const Backend&)> made{};
   std::optional<CodecChoice> codec{};
   uint64_t codec_min_bytes = 0;
+  // What else must be equal on all ranks, by name.
+  std::map<std::string, std::string> agreed{};
 };
 
 // One collective as torch called it.
@@ -174,6 +176,12 @@ class Backend final : public c10d::Backend {
   // wait for its peer to receive.
   bool supportsCoalescing() const override { return devices_->possible(); }
 
+  // Of calls from then on that name none; by all ranks, before the first call.
+  void set_codec(CodecWord codec, uint64_t min_bytes) {
+    request_.codec = std::move(codec);
+    request_.codec_min_bytes = min_bytes;
+  }
+
   // For closing groups at the end of the process.
   std::weak_ptr<Communicator> communicator() const { return communicator_; }
   std::weak_ptr<DeviceCalls> devices() const { return devices_; }
@@ -216,6 +224,8 @@ class Backend final : public c10d::Backend {
   c10::intrusive_ptr<Work> start(Call call, CallRequest request, const CodecWord& codec);
   // How a call of CPU tensors travels, by what the call, the region or the group says.
   CodecWord codec_for(const Call& call, const CallRequest& request) const;
+  // The message itself where its region says nothing.
+  MessageRequest as_region_says(MessageRequest request) const;
   WorkPtr start_message(const char* title, c10d::OpType type, Tensors& tensors,
                         MessageRequest request);
   WorkPtr start_message_on(c10::Device device, Description description, MessageRequest request);
@@ -232,7 +242,7 @@ class Backend final : public c10d::Backend {
     std::vector<DeviceMessage> batch{};  // on GPUs
   };
 
-  const GroupRequest request_;
+  GroupRequest request_;
   std::mutex splits_mutex_;
   std::map<std::vector<int>, uint64_t> splits_;  // how often those ranks; guarded by splits_mutex_
   std::shared_ptr<Communicator> communicator_;

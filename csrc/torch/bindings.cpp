@@ -62,7 +62,11 @@ using CreateBackend = c10::intrusive_ptr<Backend>(
     std::chrono::milliseconds timeout, const std::string& group_id,
     const std::vector<uint64_t>& global_ranks, const Variables& variables,
     const std::vector<TableRow>& table, const std::optional<CodecFields>& codec,
-    uint64_t codec_min_bytes);
+    uint64_t codec_min_bytes, const Variables& agreed);
+
+CodecWord word_of(const std::optional<CodecFields>& fields) {
+  return fields ? CodecWord(choice_of(*fields)) : std::nullopt;
+}
 
 std::function<CreateBackend> backend_creator(std::shared_ptr<OpenGroups> groups,
                                              std::shared_ptr<NetworkRegistry> networks,
@@ -72,7 +76,7 @@ std::function<CreateBackend> backend_creator(std::shared_ptr<OpenGroups> groups,
           regions = std::move(regions)](const auto& store, int rank, int world_size, auto timeout,
                                         const auto& group_id, const auto& global_ranks,
                                         const auto& variables, const auto& table, const auto& codec,
-                                        uint64_t codec_min_bytes) {
+                                        uint64_t codec_min_bytes, const auto& agreed) {
     GroupRequest request{store,
                          rank,
                          world_size,
@@ -86,8 +90,9 @@ std::function<CreateBackend> backend_creator(std::shared_ptr<OpenGroups> groups,
                          variables,
                          rules_of(table),
                          [groups](const Backend& made) { groups->add(made); }};
-    if (codec) request.codec = choice_of(*codec);
+    request.codec = word_of(codec);
     request.codec_min_bytes = codec_min_bytes;
+    request.agreed = agreed;
     return Backend::make(std::move(request));
   };
 }
@@ -126,13 +131,18 @@ PYBIND11_MODULE(PYCOLL_MODULE, m) {
             options.reduceOp = op;
             options.asyncOp = async;
             return with_torch_errors([&] {
-              return backend.all_reduce_over(tensor, options,
-                                             codec ? CodecWord(choice_of(*codec)) : std::nullopt,
+              return backend.all_reduce_over(tensor, options, word_of(codec),
                                              {std::move(residual), std::move(sum_residual)});
             });
           },
           py::arg("tensor"), py::arg("op"), py::arg("async_op"), py::arg("codec"),
           py::arg("residual"), py::arg("sum_residual"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "set_codec",
+          [](Backend& backend, const std::optional<CodecFields>& codec, uint64_t min_bytes) {
+            backend.set_codec(word_of(codec), min_bytes);
+          },
+          py::arg("codec"), py::arg("min_bytes"))
       .def("get_sequence_number", &Backend::getSequenceNumberForGroup,
            py::call_guard<py::gil_scoped_release>());
 

@@ -40,8 +40,17 @@ Backend::WorkPtr Backend::start_message(const char* title, c10d::OpType type, Te
   }
   Description description{getRank(), type, title, tensors, tensors};
   auto work = c10::make_intrusive<Work>(communicator_, std::move(description), interrupt_);
-  with_torch_errors([&] { work->submit(std::move(request)); });
+  with_torch_errors([&] { work->submit(as_region_says(std::move(request))); });
   return remember(work);
+}
+
+MessageRequest Backend::as_region_says(MessageRequest request) const {
+  const CodecWord codec = request_.regions->here().value_or(std::nullopt);
+  const bool served = codec && can_encode(request.dtype);
+  if (!served || request.block.count * size_of(request.dtype) < request_.codec_min_bytes) {
+    return request;
+  }
+  return codecs_->coded(std::move(request), *codec);
 }
 
 Backend::WorkPtr Backend::start_message_on(c10::Device device, Description description,

@@ -1,6 +1,7 @@
 #include "transport/call.h"
 
 #include "core/error.h"
+#include "kernels/codec.h"
 
 namespace pycoll {
 
@@ -33,7 +34,8 @@ std::string describe_over_codes(const CallHeader& call) {
   const auto packed = static_cast<uint32_t>(call.root);
   const auto collective = static_cast<Collective>(packed & 0xff);
   const auto op = static_cast<ReduceOp>(packed >> 16 & 0xff);
-  std::string text = concat(name_of(collective), " over codes (");
+  std::string text =
+      concat(name_of(collective), " over codes (", describe_wire_tag(call.codec), ", ");
   if (op != ReduceOp::none) text += concat(name_of(op), ", ");
   if (traits_of(collective).rooted) text += concat("root ", packed >> 24, ", ");
   return concat(text, name_of(static_cast<DType>(packed >> 8 & 0xff)), "), as ",

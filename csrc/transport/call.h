@@ -36,8 +36,8 @@ uint32_t fingerprint(const CallHeader& call);
 // All of a call but its lengths; the root's lowest 8 bits.
 int32_t pack_call(Collective collective, DType dtype, ReduceOp op, int root);
 
-// "all_reduce #12 (sum, 1024 x float32)"; with a codec "all_reduce over codes (sum, float32), as
-// all_to_all #2".
+// "all_reduce #12 (sum, 1024 x float32)"; with a codec "all_reduce over codes (int8 in blocks
+// of 256, sum, float32), as all_to_all #2".
 std::string to_string(const CallHeader& call);
 
 // What differs, in words: "sizes differ: 4 elements on rank 0, 6 on rank 1".
