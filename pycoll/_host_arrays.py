@@ -18,6 +18,8 @@ import numpy.typing as npt
 from pycoll import _core
 
 if TYPE_CHECKING:
+    import torch
+
     from pycoll._core import Spans
 
 _NUMBERS = {name: number for number, name in enumerate(_core.dtypes())}
@@ -90,12 +92,33 @@ class HostArrays:
         # A list may have thousands of small tensors: what most of them are takes no Python.
         others: Sequence[int] = range(len(values))
         if native is not None:
-            others = native.fill_spans(values, spans, self.dtypes)
+            others = native.fill_spans(values, spans, self.dtypes, _cpu())
         owners = []
         for place in others:
             spans[place], owner = self._span_of(f"{name}[{place}]", values[place], writable)
             owners.append(owner)
         return spans, owners
+
+    def spans_on(self, device: torch.device, name: str, values: list[Any]) -> Spans:
+        """The memory of each, of plain tensors on a GPU."""
+        from pycoll import _native
+
+        spans = np.empty((len(values), 3), np.uint64)
+        for place in _native.load().fill_spans(values, spans, self.dtypes, device):
+            one, what = values[place], f"{name}[{place}]"
+            if not is_tensor(one) or one.device != device:
+                where = one.device if is_tensor(one) else f"a {type(one).__name__}"
+                raise _core.InvalidArgumentError(
+                    f"{what} is {where}; all tensors of a call are on one device, here {device}"
+                )
+            dtype = self._dtype_of_dense(what, one)
+            # Of such tensors the memory does not hold the values.
+            if type(one).__name__ not in ("Tensor", "Parameter") or one.is_neg():
+                raise _core.InvalidArgumentError(
+                    f"{what} is a {type(one).__name__} whose values cannot be reached in place"
+                )
+            spans[place] = (one.data_ptr(), one.numel(), _NUMBERS[dtype])
+        return spans
 
     def _span_of(self, name: str, value: Any, writable: bool) -> tuple[tuple[int, int, int], Any]:
         if is_tensor(value):
@@ -120,11 +143,15 @@ class HostArrays:
         return dtype
 
     def _dtype_of_tensor(self, name: str, tensor: Any) -> str:
-        dtype = self.dtype_name(name, tensor.dtype)
         if tensor.device.type != "cpu":
             raise _core.UnsupportedError(
-                f"{name} is on {tensor.device}; {self.taker} run on the CPU so far"
+                f"{name} is on {tensor.device}; {self.taker} take it there where all tensors of "
+                "the call are on that device"
             )
+        return self._dtype_of_dense(name, tensor)
+
+    def _dtype_of_dense(self, name: str, tensor: Any) -> str:
+        dtype = self.dtype_name(name, tensor.dtype)
         if not tensor.is_contiguous() and not self._fills_memory(tensor.shape, tensor.stride()):
             raise _core.InvalidArgumentError(
                 f"{name} with shape {tuple(tensor.shape)} and strides {tensor.stride()} is not "
@@ -140,6 +167,13 @@ class HostArrays:
                 return False
             expected *= n
         return self.any_order
+
+
+@functools.cache
+def _cpu() -> torch.device:
+    import torch
+
+    return torch.device("cpu")
 
 
 def _tensors() -> ModuleType | None:

@@ -17,6 +17,7 @@
 #include "kernels/codec.h"
 #include "kernels/fused.h"
 #include "parse.h"
+#include "runtime/device/device_group.h"
 #include "runtime/float_mode.h"
 #include "spans.h"
 
@@ -173,6 +174,80 @@ void multiply(const py::object& table, double factor, const std::string& isa) {
   kernels.multiply({tensors.data(), tensors.size()}, factor);
 }
 
+// ---- Tensors on GPUs. What a tensor is, is known to pycoll/_device_fused.py. ----
+
+using Address = uint64_t;
+
+template <class T = void>
+T* pointer_to(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+uint64_t room_of(const py::object& table) {
+  const Spans spans(table);
+  uint64_t chunks = 0;
+  for (size_t i = 0; i < spans.size(); ++i) chunks += chunks_of(spans[i].count);
+  return fused_room(spans.size(), chunks);
+}
+
+class DeviceFused {
+ public:
+  explicit DeviceFused(const std::string& library) : library_(DeviceLibrary::load(library)) {}
+
+  const char* device() const { return library_->name(); }
+
+  void cast(const py::object& targets, const py::object& sources, double scale, Address stream,
+            Address room, Address found_inf) const {
+    const std::vector<CastTensor> tensors = cast_tensors_of(Spans(targets), Spans(sources));
+    const GilRelease release;
+    library_->cast({tensors.data(), tensors.size()}, static_cast<float>(scale),
+                   place(stream, room, found_inf));
+  }
+  void unscale(const py::object& table, double factor, Address factor_at, Address sum_of_squares,
+               Address stream, Address room, Address found_inf) const {
+    const std::vector<Tensor> tensors = tensors_of(table);
+    const GilRelease release;
+    library_->unscale({tensors.data(), tensors.size()}, {factor, pointer_to<float>(factor_at)},
+                      pointer_to<double>(sum_of_squares), place(stream, room, found_inf));
+  }
+  void multiply(const py::object& table, double factor, Address stream, Address room) const {
+    const std::vector<Tensor> tensors = tensors_of(table);
+    const GilRelease release;
+    library_->multiply({tensors.data(), tensors.size()}, {factor}, place(stream, room, 0));
+  }
+  void clip(const py::object& table, Address sum_of_squares, double max_norm, Address stream,
+            Address room) const {
+    const std::vector<Tensor> tensors = tensors_of(table);
+    const GilRelease release;
+    library_->clip({tensors.data(), tensors.size()}, pointer_to<double>(sum_of_squares), max_norm,
+                   place(stream, room, 0));
+  }
+
+ private:
+  FusedPlace place(Address stream, Address room, Address found_inf) const {
+    const int device = library_->device_of(pointer_to(room)).value_or(library_->current_device());
+    return {device, pointer_to(stream), pointer_to(room), pointer_to<float>(found_inf)};
+  }
+
+  std::shared_ptr<DeviceLibrary> library_;
+};
+
+void bind_device_fused(py::module_& m) {
+  using py::arg;
+  m.def("fused_room", &room_of, arg("tensors"), "Bytes of device memory for calls on such a list.");
+  py::class_<DeviceFused>(m, "DeviceFused")
+      .def(py::init<const std::string&>(), arg("library"))
+      .def_property_readonly("device", &DeviceFused::device)
+      .def("cast", &DeviceFused::cast, py::kw_only(), arg("targets"), arg("sources"), arg("scale"),
+           arg("stream"), arg("room"), arg("found_inf"))
+      .def("unscale", &DeviceFused::unscale, py::kw_only(), arg("tensors"), arg("factor"),
+           arg("factor_at"), arg("sum_of_squares"), arg("stream"), arg("room"), arg("found_inf"))
+      .def("multiply", &DeviceFused::multiply, py::kw_only(), arg("tensors"), arg("factor"),
+           arg("stream"), arg("room"))
+      .def("clip", &DeviceFused::clip, py::kw_only(), arg("tensors"), arg("sum_of_squares"),
+           arg("max_norm"), arg("stream"), arg("room"));
+}
+
 }  // namespace
 
 void bind_fused(py::module_& m) {
@@ -183,6 +258,7 @@ void bind_fused(py::module_& m) {
         "Multiplies in place: (whether a value is infinite or NaN, the sum of squares).");
   m.def("multiply", &multiply, py::kw_only(), arg("tensors"), arg("factor"), arg("isa") = "",
         "Multiplies in place.");
+  bind_device_fused(m);
 }
 
 }  // namespace pycoll

@@ -19,16 +19,17 @@ namespace py = pybind11;
 namespace pycoll::torch_adapter {
 namespace {
 
-// Dense CPU memory that holds the values themselves, not those of something behind it.
-bool is_plain_on_cpu(const at::Tensor& tensor) {
-  return tensor.is_cpu() && tensor.layout() == at::kStrided && tensor.has_storage() &&
+// Dense memory of the device that holds the values themselves, not those of something behind it.
+bool is_plain_on(const at::Device& device, const at::Tensor& tensor) {
+  return tensor.device() == device && tensor.layout() == at::kStrided && tensor.has_storage() &&
          is_plain(tensor);
 }
 
 // Fills the rows of plain tensors; the places of whatever else is on the list, which Python looks
 // at (other classes, layouts, devices, dtypes).
 std::vector<py::ssize_t> fill_spans(const py::list& values, const py::object& table,
-                                    const std::vector<std::string>& dtypes) {
+                                    const std::vector<std::string>& dtypes,
+                                    const at::Device& device) {
   const Buffer rows(table, true);
   if (rows.bytes() != values.size() * sizeof(Span)) {
     fail(ErrorKind::invalid_argument, "a table of ", rows.bytes(), " bytes for ", values.size(),
@@ -43,7 +44,7 @@ std::vector<py::ssize_t> fill_spans(const py::list& values, const py::object& ta
       const at::Tensor& tensor = THPVariable_Unpack(value);
       const auto dtype = find_dtype(tensor.scalar_type());
       if (dtype && std::find(taken.begin(), taken.end(), *dtype) != taken.end() &&
-          is_plain_on_cpu(tensor)) {
+          is_plain_on(device, tensor)) {
         const Span span{reinterpret_cast<uintptr_t>(tensor.data_ptr()),
                         static_cast<uint64_t>(tensor.numel()), static_cast<uint64_t>(*dtype)};
         std::memcpy(rows.data() + static_cast<size_t>(i) * sizeof(Span), &span, sizeof(Span));

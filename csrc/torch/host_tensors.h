@@ -1,4 +1,4 @@
-// Lists of CPU tensors for pycoll's kernels.
+// Lists of tensors for pycoll's kernels.
 #pragma once
 
 #include <pybind11/pybind11.h>

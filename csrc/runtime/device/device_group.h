@@ -13,6 +13,7 @@
 
 #include "kernels/codec.h"
 #include "runtime/communicator.h"
+#include "runtime/device/fused_calls.h"
 
 namespace pycoll {
 
@@ -108,6 +109,19 @@ class DeviceLibrary {
   virtual void encode(const EncodeRequest& request, int device, void* stream) const = 0;
   virtual void decode(const DecodeRequest& request, int device, void* stream) const = 0;
 
+  // The kernels of kernels/fused.h, with the CPU's bits, queued as codecs are: target = source *
+  // scale; x *= factor, and the sum of squares of all; x *= factor; and x *= min(1, max_norm /
+  // (sqrt(sum of squares) + 1e-6)), where 1 leaves memory alone. Tensors are aligned to their
+  // elements; the caller has checked dtypes and overlap. Throw Error(not_implemented) during a
+  // capture.
+  virtual void cast(const CastList& list, float scale, const FusedPlace& place) const = 0;
+  virtual void unscale(const TensorList& list, const DeviceFactor& factor, double* sum_of_squares,
+                       const FusedPlace& place) const = 0;
+  virtual void multiply(const TensorList& list, const DeviceFactor& factor,
+                        const FusedPlace& place) const = 0;
+  virtual void clip(const TensorList& list, const double* sum_of_squares, double max_norm,
+                    const FusedPlace& place) const = 0;
+
   // Opens the library at `path`, for good: code of a GPU cannot be unloaded safely. Throws
   // Error(system) with the loader's reason when it does not open, Error(mismatch) when it was built
   // for another version of pycoll.
@@ -118,7 +132,7 @@ class DeviceLibrary {
 };
 
 // Changes whenever this header or a type that it uses does.
-constexpr int kDeviceInterfaceVersion = 4;
+constexpr int kDeviceInterfaceVersion = 5;
 
 // What the library exports: a new object, or nullptr when its version is another one.
 using DeviceLibraryFunction = DeviceLibrary* (*)(int interface_version);

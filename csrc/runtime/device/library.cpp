@@ -1,6 +1,7 @@
 // What libpycoll_cuda.so exports.
 #include "core/error.h"
 #include "kernels/cuda/kernels.h"
+#include "runtime/device/fused.h"
 #include "runtime/device/hosts_group.h"
 #include "runtime/device/peer_group.h"
 #include "runtime/device/shared_device_group.h"
@@ -169,6 +170,22 @@ class Library final : public DeviceLibrary {
     }
     const DeviceGuard guard(device);
     require(decode_many(call, static_cast<cudaStream_t>(stream)), "launch of a decoder");
+  }
+
+  void cast(const CastList& list, float scale, const FusedPlace& place) const override {
+    cuda::cast(list, scale, place);
+  }
+  void unscale(const TensorList& list, const DeviceFactor& factor, double* sum_of_squares,
+               const FusedPlace& place) const override {
+    cuda::unscale(list, factor, sum_of_squares, place);
+  }
+  void multiply(const TensorList& list, const DeviceFactor& factor,
+                const FusedPlace& place) const override {
+    cuda::multiply(list, factor, place);
+  }
+  void clip(const TensorList& list, const double* sum_of_squares, double max_norm,
+            const FusedPlace& place) const override {
+    cuda::clip(list, sum_of_squares, max_norm, place);
   }
 };
 
