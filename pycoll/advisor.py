@@ -146,7 +146,7 @@ class Link:
         units = {unit if "/" in unit else unit.lower(): x for unit, x in LINK_UNITS.items()}
         unit = match[2] if match else ""
         unit = unit if unit in units else unit.lower().removesuffix("/s").removesuffix("s")
-        if match is None or unit not in units or float(match[1]) <= 0:
+        if match is None or unit not in units or not 0 < float(match[1]) * units[unit] < math.inf:
             raise _core.InvalidArgumentError(
                 f"{text!r} is no link: give a rate of Ethernet such as 100mbit, 1gbit or 2.5gbit, "
                 "or what it carries, such as 110MB/s or 1.1GB/s"
@@ -350,8 +350,10 @@ def advise(
 
     `max_error`: of an all_reduce, relative L2 error of gaussian values. `wire`: instead of that of
     the link. `others`: to be chosen from too (pycoll/sparse_advice.py). Raises InvalidArgumentError
-    when the simulator cannot run the workload.
+    when the simulator cannot run the workload, or `max_error` is no finite number from 0 on.
     """
+    if not 0 <= max_error < math.inf:
+        raise _core.InvalidArgumentError(f"max_error is a number from 0 on, not {max_error!r}")
     if workload.hosts == 1:
         exact = Estimate("none", 8.0 * ITEM_BYTES[workload.dtype], 0.0, 0.0, 0.0, 0.0)
         return Advice([exact], exact, "none: all ranks share memory, nothing crosses the link")

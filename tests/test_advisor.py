@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 
 import numpy as np
 import pytest
@@ -254,7 +255,11 @@ def test_links(text, bytes_per_second):
 
 
 @pytest.mark.parametrize(
-    "text", ["10", "gbit", "1 furlong", "0gbit", "-1gbit", "1e3gbit", "1mb/s", ""]
+    "text",
+    [
+        *("10", "gbit", "1 furlong", "0gbit", "-1gbit", "1e3gbit", "1mb/s", "", "nangbit"),
+        *("infgbit", "9" * 310 + "gbit", "0." + "0" * 330 + "1gbit"),
+    ],
 )
 def test_other_links_say_what_is_allowed(text):
     with pytest.raises(pycoll.InvalidArgumentError, match=r"is no link.*100mbit.*1.1GB/s"):
@@ -307,9 +312,32 @@ def test_the_command(capsys):
         (["--model-bytes", "1M", "--link", "fast"], ["'fast'", "100mbit"]),
         (["--model-bytes", "1M", "--link", "1gbit", "--hosts", "3"], ["2 ranks on 3 hosts"]),
         (["--model-bytes", "1M", "--link", "1gbit", "--dtype", "int8"], ["'int8'", "bfloat16"]),
+        (["--model-bytes", "1M", "--link=-1gbit"], ["'-1gbit' is no link"]),
+        (["--model-bytes", "1M", "--link", "1gbit", "--world-size", "-2"], ["-2 ranks"]),
+        (["--model-bytes", "1M", "--link", "1gbit", "--hosts", "-1"], ["-1 hosts"]),
     ],
 )
 def test_wrong_arguments_of_the_command(capsys, arguments, words):
     assert main(["advise", *arguments]) == 2
     error = capsys.readouterr().err
     assert all(word in error for word in words)
+
+
+@pytest.mark.parametrize(
+    "option", ["--model-bytes", "--world-size", "--hosts", "--bucket", "--error"]
+)
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "x", "", "-5"])
+def test_numbers_of_the_command_are_finite_and_not_negative(capsys, option, value):
+    arguments = {"--model-bytes": "1M", "--link": "1gbit", option: value}
+    try:
+        assert main(["advise", *(f"{key}={x}" for key, x in arguments.items())]) == 2
+    except SystemExit as ended:
+        assert ended.code == 2
+    error = capsys.readouterr().err
+    assert option in error or "ranks on" in error
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.01])
+def test_errors_that_cannot_be_accepted(value):
+    with pytest.raises(pycoll.InvalidArgumentError, match="max_error is a number from 0 on"):
+        advisor.advise(Workload(1 << 20), Link.of("1gbit"), [], max_error=value)

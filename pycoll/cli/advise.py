@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from pycoll.cli.usage import UsageError, size
+from pycoll.cli.usage import UsageError, amount, size
 
 if TYPE_CHECKING:
     from pycoll.advisor import Advice, Estimate, Workload
@@ -49,7 +49,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--dtype", default="float32", help="or float16, bfloat16")
     parser.add_argument(
-        "--error", type=float, default=0.02, help="the largest that is acceptable (default 0.02)"
+        "--error", type=amount, default=0.02, help="the largest that is acceptable (default 0.02)"
     )
     parser.add_argument("--json", action="store_true", help="all figures, to standard output")
     parser.set_defaults(run=run)
