@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -130,23 +130,38 @@ def options_of(what):
 
 
 class Replay:
-    """Compression with error feedback of all ranks' vectors, in one process."""
+    """Compression with error feedback of all ranks' vectors, in one process.
 
-    def __init__(self, kind: Kind, world_size: int, count: int, two_way: bool = False):
+    `counts`: values of each parameter, in the unit's order. Where the codec has blocks, each but
+    the last is filled up to whole ones with the values of its last block, again and again.
+    """
+
+    def __init__(self, kind: Kind, world_size: int, counts: Sequence[int], two_way: bool = False):
         self.kind, self.world_size, self.two_way = kind, world_size, two_way
-        self.residuals = [np.zeros(count, np.float32) for _ in range(world_size)]
-        self.lacking = np.zeros(count, np.float32)  # of the sums, whoever made them
+        self.residuals = [np.zeros(sum(counts), np.float32) for _ in range(world_size)]
+        block = 1 if kind.name in ("fp16", "bf16") else kind.block
+        where, source, first = [], [], 0
+        for count in counts:
+            own = np.arange(count)
+            where.append(own + sum(map(len, source)))
+            filled = np.resize(own[count // block * block :], -count % block)
+            source.append(np.concatenate([own, filled]) + first)
+            first += count
+        self.where = np.concatenate(where)
+        self.source = np.concatenate(source)[: self.where[-1] + 1]
+        self.lacking = np.zeros(len(self.source), np.float32)  # of the sums, whoever made them
 
     def step(self, gradients: list[np.ndarray], number: int) -> np.ndarray:
-        sent = [g + e for g, e in zip(gradients, self.residuals, strict=True)]
+        pairs = zip(gradients, self.residuals, strict=True)
+        sent = [(g + e)[self.source] for g, e in pairs]
         for rank, x in enumerate(sent):
             code = reference.encode(
                 self.kind, x, random_numbers(self.kind, len(x), rank, 0, number)
             )
-            self.residuals[rank] = x - reference.decode(self.kind, [code], len(x))
+            self.residuals[rank] = (x - reference.decode(self.kind, [code], len(x)))[self.where]
         if not self.two_way:
-            return all_reduced(self.kind, sent, "avg", number)
-        return self._two_way(sent, number)
+            return all_reduced(self.kind, sent, "avg", number)[self.where]
+        return self._two_way(sent, number)[self.where]
 
     def _two_way(self, sent: list[np.ndarray], number: int) -> np.ndarray:
         n, result = len(sent[0]), np.zeros_like(sent[0])
@@ -169,6 +184,7 @@ ALGORITHMS: dict[str, tuple[Any, dict[str, Any]]] = {
     **{name: (name, {}) for name in reference.BITS},
     "int4_stochastic": (pycoll.Int4(block=64, stochastic=True, seed=5), {}),
     "sign_two_way": ("sign", {"two_way": True}),
+    "ternary_two_way": ("ternary", {"error_feedback": True}),
     "int8_without_feedback": ("int8", {"error_feedback": False}),
     "power_sgd": (pycoll.PowerSGD(rank=2, start_step=3), {}),
     "top_k": (pycoll.TopK(0.05), {}),
@@ -183,7 +199,7 @@ class Training:
     def __init__(self, rank: int, algorithm: str, freeze_step: int = 30) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(
-            nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 64), nn.Tanh(), nn.Linear(64, 8)
+            nn.Linear(32, 125), nn.Tanh(), nn.Linear(125, 60), nn.Tanh(), nn.Linear(60, 8)
         )
         self.ddp = DistributedDataParallel(self.model, bucket_cap_mb=0.01)
         codec, options = ALGORITHMS[algorithm]

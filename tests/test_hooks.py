@@ -38,7 +38,7 @@ UNITS = 2  # matrices, and the rest: for the numbers of calls
 def follow_codecs(rank, w):
     results = {}
     for name, two_way in sorted(CASES):
-        run = Run(name, two_way=two_way)
+        run = Run(name, error_feedback=True, two_way=two_way)
         means, residuals = [], []
         for step in range(STEPS):
             means.append(run.step(gradients_of(rank, step)))
@@ -53,7 +53,7 @@ def follow_codecs(rank, w):
 def test_gradients_and_residuals_are_those_of_a_replay(world_size):
     ranks = [r.value for r in ranks_of(world_size, follow_codecs)]
     for name, two_way in CASES:
-        replay = Replay(Kind(name), world_size, TOTAL, two_way)
+        replay = Replay(Kind(name), world_size, [COUNTS[n] for n in MATRICES], two_way)
         for step in range(STEPS):
             inputs = [joined(gradients_of(r, step)) for r in range(world_size)]
             expected = replay.step(inputs, step * UNITS)
@@ -80,6 +80,7 @@ def telescope(rank, w):
         got += joined(run.step(gradients))
     state = run.state.state_dict()
     (lacking,) = state["others"].values()
+    lacking = lacking[Replay(Kind("sign"), w, [COUNTS[n] for n in MATRICES]).where]
     norm = np.linalg.norm(joined(run.residuals()))
     return given, got, joined(state["residuals"]), lacking.numpy(), norm
 
@@ -107,7 +108,7 @@ def test_units_do_not_depend_on_buckets():
     """c is large enough for a unit of its own, and b and a share one; alone, b were too small."""
     ranks = [r.value for r in ranks_of(2, small_units)]
     names = [["c"], ["b", "a"]]
-    replays = [Replay(Kind("int4"), 2, sum(COUNTS[n] for n in unit)) for unit in names]
+    replays = [Replay(Kind("int4"), 2, [COUNTS[n] for n in unit]) for unit in names]
     for plan, _ in ranks:
         assert [unit["parameters"] for unit in plan] == [*names, ["scale", "bias"]]
     for step in range(3):
@@ -142,6 +143,7 @@ def one_bad_bucket(rank, w):
             bad.append(arrays(run.step(gradients)))
         after = run.state.state_dict()
         assert after.pop("step") == before.pop("step") + 3
+        assert after.pop("history") != before.pop("history")
         # What follows is as if the bad steps had not been, but for their numbers.
         twin.state._step += 3
         same = equal(run.step(gradients_of(rank, 4)), twin.step(gradients_of(rank, 4)))
@@ -211,27 +213,42 @@ class Scale:
         return self.value
 
 
-def skipped_by_others(rank, w):
-    scaler = Scale()
+def scales_that_fall(rank, w):
+    """A scale may fall for other reasons than this model's gradients, and not on every rank."""
+    scaler, finite = Scale(), Run("int4")
     run = Run("int4", scaler=scaler)
-    run.step(gradients_of(rank, 0), factor=scaler.value)
+    for step, scale in enumerate((3.0, 4.0 - 2 * rank, 1.0, 8.0)):
+        run.step(gradients_of(rank, step), factor=scaler.value)
+        finite.step(gradients_of(rank, step))
+        scaler.value = scale  # as update(new_scale), or after an overflow of another optimizer
+        assert run.state.commit()
+        assert equal(run.residuals(), finite.residuals())
+        scaler.value = 4.0  # ranks must go on with one scale
+    # What is not finite does not count, though the scale may rise.
     before = run.residuals()
-    # Another part of the model was not finite: the scaler backs off although all is well here.
-    run.step(gradients_of(rank, 1), factor=scaler.value)
-    scaler.value = 2.0
+    bad = gradients_of(rank, 4)
+    bad["b"][0, 0] = math.inf if rank == 1 else 0
+    run.step(bad, factor=scaler.value)
+    scaler.value = 8.0
+    assert not run.state.commit()
     assert equal(run.residuals(), before)
-    run.step(gradients_of(rank, 2), factor=scaler.value)
+
+
+def rolled_back(rank, w):
+    run, replayed = Run("int4"), Run("int4")
+    for this in (run, replayed):
+        this.step(gradients_of(rank, 0))
+    before = run.residuals()
+    run.step(gradients_of(rank, 1))
     run.state.roll_back()
     assert equal(run.residuals(), before)
-    run.step(gradients_of(rank, 3), factor=scaler.value)
+    for this in (run, replayed):
+        this.step(gradients_of(rank, 2))
     assert run.state.commit()
     assert not equal(run.residuals(), before)
     with pytest.raises(pycoll.Error, match="settled"):
         run.state.roll_back()
-    # The step before the last one is as if it had been the only one.
-    replayed = Run("int4")
-    replayed.step(gradients_of(rank, 0))
-    replayed.step(gradients_of(rank, 3))
+    # As if the step that was forgotten had not been.
     assert equal(run.residuals(), replayed.residuals())
 
 
@@ -256,26 +273,35 @@ def accumulate(rank, w):
 
 
 def unused(rank, w):
-    run = Run("int4", ddp={"find_unused_parameters": True})
-    for step in range(3):
-        run.step(gradients_of(rank, step))
-    before = run.residuals()
-    gradients = gradients_of(rank, 3)
-    del gradients["b"]
-    got = run.step(gradients)
-    after = run.residuals()
-    assert "b" not in got or not got["b"].any()
-    # Its ends share blocks with others, where zeros have errors too.
-    moved = (after["b"] - before["b"]).view(-1)
-    assert not moved[512:-512].any()
-    assert not torch.equal(after["a"], before["a"])
-    # On one rank alone: the others' gradients arrive, and this rank's residual stays.
-    if rank == 0:
-        gradients["b"] = gradients_of(rank, 3)["b"]
-    run.step(gradients)
-    last = run.residuals()
-    moved = (last["b"] - after["b"]).view(-1)[512:-512]
-    assert bool(moved.any()) == (rank == 0)
+    """b's last block is not full, and there are others before and behind it in the unit."""
+    for codec, two_way in sorted(CASES):
+        run = Run(codec, error_feedback=True, two_way=two_way, ddp={"find_unused_parameters": True})
+        run.step(gradients_of(rank, 0))
+        before = run.residuals()
+        for step in range(1, 4):
+            gradients = gradients_of(rank, step)
+            del gradients["b"]
+            got = run.step(gradients)
+        after = run.residuals()
+        assert "b" not in got or not got["b"].any()
+        assert equal(after["b"], before["b"]), codec
+        assert not torch.equal(after["a"], before["a"])
+        # On one rank alone: the others' gradients arrive, and this rank's residual stays.
+        if rank == 0:
+            gradients["b"] = gradients_of(rank, 3)["b"]
+        got = run.step(gradients)
+        assert got["b"].any()
+        assert equal(run.residuals()["b"], after["b"]) == (rank != 0), codec
+
+
+def small_parameters(rank, w):
+    """Padding changes no scale: with one magnitude a parameter signs have no error."""
+    shapes = {name: (rows, 3) for name, rows in zip("abcd", (1, 21, 100, 7), strict=True)}
+    run = Run("sign", shapes=shapes, min_bytes=0)
+    signs = gradients_of(0, 0, shapes)
+    given = {n: x.sign() * 10.0**k for k, (n, x) in enumerate(sorted(signs.items()))}
+    for name, mean in run.step(given).items():
+        torch.testing.assert_close(mean, given[name], rtol=1e-6, atol=0)
 
 
 def uneven(rank, w):
@@ -445,9 +471,11 @@ def among_other_calls(rank, w):
 
 
 SCENARIOS = [
-    skipped_by_others,
+    scales_that_fall,
+    rolled_back,
     accumulate,
     unused,
+    small_parameters,
     uneven,
     choose_exempt,
     other_dtypes,

@@ -348,7 +348,7 @@ def test_one_bit_adam_equals_numpy():
         m[name] = np.asarray(first, np.float64)
         corrected = np.asarray(second, np.float64) / (1 - beta2**freeze)
         v[name] = np.maximum(corrected, FLOOR * corrected.mean())
-    replay = Replay(Kind("sign"), world_size, TOTAL, two_way=True)
+    replay = Replay(Kind("sign"), world_size, [COUNTS[n] for n in MATRICES], two_way=True)
     for step in range(freeze, 9):
         given = [arrays(gradients_of(r, step)) for r in range(world_size)]
         local = [{n: beta1 * m[n] + (1 - beta1) * g[n] for n in SHAPES} for g in given]
@@ -425,8 +425,23 @@ def adam_rules(rank, w):
         assert equal(arrays(dict(scaled.named_parameters())), unscaled[step])
 
 
+def exact_whatever_others_want(rank, w):
+    """Codecs of a group or a region are not for what the hook sends."""
+    group = torch.distributed.new_group(pg_options=pycoll.Options(codec="sign", min_bytes=0))
+    for codec in ("int4", pycoll.PowerSGD(start_step=1, min_compression_rate=0), pycoll.TopK()):
+        run, region, coded = (Run(codec, exempt=["a", "bias"]) for _ in range(3))
+        coded.ddp = torch.nn.parallel.DistributedDataParallel(coded.model, process_group=group)
+        coded.state = pycoll.CompressionState(group, codec, exempt=["a", "bias"])
+        coded.ddp.register_comm_hook(coded.state, pycoll.compress_hook)
+        for step in range(3):
+            expected = run.step(gradients_of(rank, step))
+            with pycoll.codec("sign"):
+                assert equal(region.step(gradients_of(rank, step)), expected)
+            assert equal(coded.step(gradients_of(rank, step)), expected)
+
+
 def algorithms(rank, w):
-    for scenario in (low_rank, unbiased, adam_rules):
+    for scenario in (low_rank, unbiased, adam_rules, exact_whatever_others_want):
         scenario(rank, w)
 
 

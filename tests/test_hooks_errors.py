@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import math
 
 import pytest
@@ -44,6 +46,45 @@ def wrong_uses(rank, w):
     sparse.register_comm_hook(pycoll.CompressionState(None, "int8"), pycoll.compress_hook)
     with pytest.raises(pycoll.UnsupportedError, match="sparse gradients"):
         sparse(torch.tensor([1, 2])).sum().backward()
+    optimizer = pycoll.OneBitAdam(layers().parameters(), freeze_step=1)
+    for state in (None, optimizer):
+        ddp = torch.nn.parallel.DistributedDataParallel(layers())
+        ddp.register_comm_hook(state, pycoll.compress_hook)
+        with pytest.raises(pycoll.InvalidArgumentError, match=r"CompressionState.*compression\(\)"):
+            ddp(torch.ones(1, 96)).sum().backward()
+    # gc.freeze hides models, unless they are given.
+    for given in (False, True):
+        ddp = torch.nn.parallel.DistributedDataParallel(layers())
+        state = pycoll.CompressionState(None, "int8", model=ddp if given else None)
+        ddp.register_comm_hook(state, pycoll.compress_hook)
+        gc.freeze()
+        try:
+            raises = pytest.raises(pycoll.InvalidArgumentError, match=r"model=ddp.*gc\.freeze")
+            with contextlib.nullcontext() if given else raises:
+                ddp(torch.ones(1, 96)).sum().backward()
+        finally:
+            gc.unfreeze()
+        assert state.step == given
+
+
+def sharded(rank, w, strategy):
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+    model = FullyShardedDataParallel(
+        layers(),
+        device_id=torch.device("cpu"),
+        sharding_strategy=getattr(ShardingStrategy, strategy),
+    )
+    state = pycoll.CompressionState(None, "int8")
+    model.register_comm_hook(state, pycoll.compress_hook)
+    with pytest.raises(pycoll.UnsupportedError, match=r"DistributedDataParallel.*Options\(codec="):
+        model(torch.ones(1, 96)).sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sharded_models_are_refused():
+    for strategy in ("FULL_SHARD", "NO_SHARD"):
+        ranks_of(2, sharded, strategy)
 
 
 def test_wrong_uses_are_named():

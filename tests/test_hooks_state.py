@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
 
@@ -10,7 +11,17 @@ import pytest
 import torch
 
 import pycoll
-from helpers_hooks import ALGORITHMS, SHAPES, Run, Training, arrays, equal, gradients_of, ranks_of
+from helpers_hooks import (
+    ALGORITHMS,
+    SHAPES,
+    Given,
+    Run,
+    Training,
+    arrays,
+    equal,
+    gradients_of,
+    ranks_of,
+)
 
 SAVED, END = 7, 14  # steps; PowerSGD starts at 3, 1-bit Adam freezes at 5
 
@@ -61,7 +72,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
         for name, (weights, state) in whole[rank].items():
             assert again[rank][name][0] == weights, name
             assert equal(again[rank][name][1], state), name
-            feedback = name != "int8_without_feedback"
+            feedback = name not in ("int8_without_feedback", "ternary")
             assert bool(state["residuals"]) == feedback, name
 
 
@@ -135,11 +146,12 @@ def refused(rank, w):
         (5, "is a int"),
         ({}, "lacks"),
         (changed(state, more=1), "more"),
-        (changed(state, version=2), "version 2"),
+        (changed(state, version=1), "version 1"),
         (changed(state, rank=1 - rank), f"is of rank {1 - rank}, this is rank {rank}"),
         (changed(state, world_size=5), "is of 5 ranks, this group has 2"),
         (changed(state, two_way=False), "two_way=False"),
         (changed(state, step=-1), "step=-1"),
+        (changed(state, history=5), "history=5"),
         (changed(state, codec=Run("int8").state.state_dict()["codec"]), "int8"),
         (changed(state, codec={**state["codec"], "block": 64}), "64"),
         (changed(state, residuals=without_b), "lacks the residual of 'b'"),
@@ -170,27 +182,202 @@ def refused(rank, w):
 
 
 def within_a_step(rank, w):
-    run = Run("int4")
-    errors = []
+    for options in ({}, {"static_graph": True}, {"find_unused_parameters": True}):
+        run, twin = (Run("int4", ddp=options) for _ in range(2))
+        before = []
 
-    def hook(state, bucket):
-        future = pycoll.compress_hook(state, bucket)
-        if not bucket.is_last():
-            for use in (state.state_dict, state.commit, state.roll_back):
-                with pytest.raises(pycoll.Error, match="backward pass is under way"):
-                    use()
-                errors.append(use)
-        return future
+        def hook(state, bucket, run=run, twin=twin, before=before):
+            future = pycoll.compress_hook(state, bucket)
+            if len(state._launched) > 0:
+                for use in (state.commit, state.roll_back, lambda: state.load_state_dict({})):
+                    with pytest.raises(pycoll.Error, match="backward pass is under way"):
+                        use()
+                assert equal(state.state_dict(), twin.state.state_dict())
+                before.append(state.step)
+            return future
 
-    ddp = torch.nn.parallel.DistributedDataParallel(run.model, bucket_cap_mb=0.02)
-    ddp.register_comm_hook(pycoll.CompressionState(None, "int4", model=ddp), hook)
-    for step in range(2):  # the first one has one bucket
-        ddp(gradients_of(rank, step)).backward()
-    assert errors
+        run.ddp = torch.nn.parallel.DistributedDataParallel(
+            run.model, bucket_cap_mb=0.02, **options
+        )
+        run.state = pycoll.CompressionState(None, "int4", model=run.ddp, unit_bytes=20_000)
+        twin.state._settings["unit_bytes"] = 20_000
+        run.ddp.register_comm_hook(run.state, hook)
+        for step in range(3):  # the first one has one bucket
+            got = run.step(gradients_of(rank, step))
+            assert equal(got, twin.step(gradients_of(rank, step)))
+        assert before, options
+
+
+def wrapped(model, state):
+    gc.collect()  # a wrapper whose pass failed would still count gradients
+    ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.02)
+    ddp.register_comm_hook(state, pycoll.compress_hook)
+    return ddp
+
+
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, fails):
+        ctx.fails = fails
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if ctx.fails:
+            raise ZeroDivisionError("in the middle of a backward pass")
+        return gradient, None
+
+
+class Halves(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = (torch.nn.Linear(96, 96) for _ in range(2))
+
+    def forward(self, x, fails):
+        return self.second(Fails.apply(self.first(x), fails))
+
+
+def failed_pass(rank, w):
+    """Buckets have come, and their calls were made, when a backward pass fails elsewhere."""
+    runs = []
+    for recover in (
+        lambda state, saved: None,
+        lambda state, saved: state.commit(),
+        lambda state, saved: state.roll_back(),
+        lambda state, saved: state.load_state_dict(saved),
+        lambda state, saved: setattr(state, "scaler", None),
+    ):
+        model = Halves()
+        state = pycoll.CompressionState(None, "int4", two_way=True, unit_bytes=0)
+
+        def step(ddp, number, fails=False):
+            generator = torch.Generator().manual_seed(10 * number + rank)
+            ddp(torch.randn(4, 96, generator=generator), fails).square().sum().backward()
+
+        ddp = wrapped(model, state)
+        step(ddp, 0)
+        step(ddp, 1)  # buckets are made anew
+        saved = state.state_dict()
+        with pytest.raises(ZeroDivisionError):
+            step(ddp, 2, fails=True)
+        del ddp  # it cannot go on after an error in a pass
+        assert state._launched, "no bucket had come"
+        assert equal(state.state_dict(), saved)
+        recover(state, saved)
+        assert equal(state.state_dict(), saved)
+        model.zero_grad()
+        step(wrapped(model, state), 2)
+        runs.append([state.state_dict(), [p.grad for p in model.parameters()]])
+    without = runs[0]
+    assert all(equal(run, without) for run in runs)
+    assert without[0]["step"] == 3
+
+
+LOADED = {
+    "int4": {},
+    "sign": {"two_way": True},
+    "random_k": {"codec": pycoll.RandomK()},
+    "power_sgd": {"codec": pycoll.PowerSGD(start_step=2, min_compression_rate=0)},
+}
+
+
+def loaded_otherwise(rank, w):
+    """Each rank another step, or the same step of another run: into a state that has run, and into
+    a new one."""
+    for name, options in LOADED.items():
+        run, other = (Run(**{"codec": name, **options}) for _ in range(2))
+        saved = []
+        for step in range(3):
+            run.step(gradients_of(rank, step))
+            other.step(gradients_of(rank, 10 + step))
+            saved.append(run.state.state_dict())
+        for mine in (saved[1 + rank], (saved[2], other.state.state_dict())[rank]):
+            run.state.load_state_dict(mine)
+            for _ in range(2):  # it does not go on when it was caught once
+                with pytest.raises(pycoll.MismatchError, match=r"ranks \[1\] are unlike.*loaded"):
+                    run.step(gradients_of(rank, 3))
+                run.ddp = None
+                run.ddp = wrapped(run.model, run.state)
+        fresh = Run(**{"codec": name, **options})
+        fresh.state.load_state_dict((saved[2], other.state.state_dict())[rank])
+        with pytest.raises(pycoll.MismatchError, match=r"ranks \[1\] are unlike.*loaded"):
+            fresh.step(gradients_of(rank, 3))
+        run.state.load_state_dict(saved[1])
+        twin = Run(**{"codec": name, **options})
+        twin.state.load_state_dict(saved[1])
+        run.model.zero_grad()
+        for step in (2, 3):
+            got = run.step(gradients_of(rank, step))
+            assert equal(got, twin.step(gradients_of(rank, step)))
+        assert equal(run.state.state_dict(), twin.state.state_dict())
+
+
+def loaded_by_one(rank, w):
+    run = Run(pycoll.TopK())
+    run.step(gradients_of(rank, 0))
+    if rank == 1:
+        run.state.load_state_dict(run.state.state_dict())
+    with pytest.raises(torch.distributed.DistBackendError, match="all_gather"):
+        run.step(gradients_of(rank, 1))
+
+
+def channels_last(rank, w):
+    alone = [torch.distributed.new_group([r]) for r in range(w)][rank]
+    shapes = {"kernel": (16, 8, 3, 3), "matrix": (40, 24)}
+
+    def model_in(memory_format):
+        model = Given(shapes)
+        model.kernel.data = model.kernel.data.to(memory_format=memory_format)
+        ddp = torch.nn.parallel.DistributedDataParallel(model, process_group=alone)
+        optimizer = pycoll.OneBitAdam(ddp.parameters(), lr=0.01, freeze_step=1)
+        ddp.register_comm_hook(optimizer.compression(alone), pycoll.compress_hook)
+        return model, ddp, optimizer
+
+    def step(ddp, optimizer, number):
+        optimizer.zero_grad()
+        ddp(gradients_of(rank, number, shapes)).backward()
+        optimizer.step()
+
+    formats = (torch.contiguous_format, torch.channels_last)
+    for saved_in, loaded_in in (formats, formats[::-1]):
+        saved, loaded = model_in(saved_in), model_in(loaded_in)
+        for number in range(3):
+            step(*saved[1:], number)
+        for part in (0, 2):
+            loaded[part].load_state_dict(copy.deepcopy(saved[part].state_dict()))
+        for number in (3, 4):
+            step(*saved[1:], number)
+            step(*loaded[1:], number)
+            assert equal(
+                arrays(dict(saved[0].named_parameters())),
+                arrays(dict(loaded[0].named_parameters())),
+            )
+    # Residuals of sums lie as the gradients do.
+    states = []
+    for memory_format in formats:
+        run = Run("sign", shapes=shapes, two_way=True, min_bytes=0)
+        run.model.kernel.data = run.model.kernel.data.to(memory_format=memory_format)
+        run.ddp = wrapped(run.model, run.state)
+        run.step(gradients_of(rank, 0, shapes))
+        states.append(run.state)
+    saved = [state.state_dict() for state in states]
+    for state, theirs in zip(states, saved[::-1], strict=True):
+        with pytest.raises(pycoll.InvalidArgumentError, match="'kernel'.*memory format"):
+            state.load_state_dict(theirs)
 
 
 def in_turn(rank, w):
-    for scenario in (saved_and_loaded, left_out, refused, within_a_step):
+    for scenario in (
+        saved_and_loaded,
+        left_out,
+        refused,
+        within_a_step,
+        failed_pass,
+        loaded_otherwise,
+        channels_last,
+        loaded_by_one,  # the last: it ends the group
+    ):
         scenario(rank, w)
 
 

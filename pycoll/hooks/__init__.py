@@ -12,10 +12,11 @@ own for the hook. Every rank ends each step with the same bits, whatever compres
 
 from __future__ import annotations
 
+from pycoll.hooks.hook import compress_hook
 from pycoll.hooks.one_bit_adam import OneBitAdam
 from pycoll.hooks.power_sgd import PowerSGD
 from pycoll.hooks.sparse import RandomK, TopK
-from pycoll.hooks.state import CompressionState, compress_hook, fewer_than_two_dimensions
+from pycoll.hooks.state import CompressionState, fewer_than_two_dimensions
 
 __all__ = [
     "CompressionState",

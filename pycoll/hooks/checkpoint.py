@@ -23,7 +23,7 @@ __all__ = [
     "settings_of",
 ]
 
-VERSION = 1
+VERSION = 2
 _TEXTS = {
     "version": "is of version {theirs}; this pycoll reads version {ours}",
     "codec": "is of {theirs}, this state of {ours}",
@@ -74,6 +74,8 @@ def check_header(state: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
             _refuse(text.format(theirs=theirs, ours=ours[key]))
     if not isinstance(state["step"], int) or state["step"] < 0:
         _refuse(f"has step={state['step']!r}")
+    if not isinstance(state["history"], str):
+        _refuse(f"has history={state['history']!r}")
 
 
 def check_parameters(state: Mapping[str, Any], parameters: Mapping[str, torch.Tensor]) -> None:
@@ -125,6 +127,16 @@ def _check_plan(theirs: list[dict[str, Any]], plan: Plan) -> None:
                 f"{what} {sorted(saved - here) or 'nothing'} that this run does not, which {what} "
                 f"{sorted(here - saved) or 'nothing'} that it does not"
             )
+    orders: list[dict[str, list[int]]] = []
+    for units in (theirs, ours):
+        every = [pair for u in units for pair in zip(u["parameters"], u["orders"], strict=True)]
+        orders.append(dict(every))
+    for name, order in orders[0].items():
+        if order != orders[1][name]:
+            _refuse(
+                f"has {name!r} with dimensions in the order {order} in memory, here it is "
+                f"{orders[1][name]}: use the memory format of the saved run"
+            )
     _refuse(
         "has the parameters in other units: unit_bytes, min_bytes, dtypes and the order of the "
         "model's parameters must be those of the saved run"
@@ -132,7 +144,7 @@ def _check_plan(theirs: list[dict[str, Any]], plan: Plan) -> None:
 
 
 def _joined(unit: Unit, residuals: dict[str, torch.Tensor]) -> torch.Tensor:
-    kept = torch.empty(unit.count, dtype=torch.float32, device=unit.device)
+    kept = torch.zeros(unit.count, dtype=torch.float32, device=unit.device)
     for part in unit.parts:
         name, layout = part.layout.name, part.layout
         residual = residuals.pop(name, None)

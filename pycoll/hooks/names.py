@@ -16,7 +16,8 @@ __all__ = ["find_model", "named_parameters"]
 def find_model(state: Any) -> torch.nn.Module | None:
     """The DDP model that a state is registered with.
 
-    Nothing leads from a hook to its model, so one look through this process's objects must do.
+    Nothing leads from a hook to its model, so one look through this process's objects must do. It
+    shows none that `gc.freeze` has put aside.
     """
     found = _models_with(state)
     if len(found) > 1:

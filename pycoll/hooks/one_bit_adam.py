@@ -30,7 +30,7 @@ class OneBitAdam(torch.optim.Optimizer):
     over the ranks of ``beta1 m + (1 - beta1) g``. `step()` takes it: ``p -= lr * m / (1 -
     beta1**t) / (sqrt(v) + eps)``. So `p.grad` is a momentum then; clipping clips it, and gradients
     of several passes are accumulated under `no_sync()` only. With a GradScaler (give it to
-    `compression`), skipped steps change neither momentum nor residuals.
+    `compression`), steps whose averages are not finite change neither momentum nor residuals.
 
     Args:
         params: parameters or groups of them, of the DDP model; float32.
@@ -100,10 +100,11 @@ class OneBitAdam(torch.optim.Optimizer):
     def compression(
         self, group: Any = None, codec: str | Codec = "sign", **options: Any
     ) -> CompressionState:
-        """A state for `pycoll.compress_hook`; arguments as of `CompressionState`, but that
-        `two_way` is the default where it can be."""
-        two_way = isinstance(codec, str | Codec) and options.get("error_feedback", True)
-        state = CompressionState(group, codec, **{"two_way": two_way, **options})
+        """A state for `pycoll.compress_hook`; arguments as of `CompressionState`, but that error
+        feedback is the default for every codec, and `two_way` where it can be."""
+        feedback = options.pop("error_feedback", True)
+        two_way = options.pop("two_way", feedback and isinstance(codec, str | Codec))
+        state = CompressionState(group, codec, error_feedback=feedback, two_way=two_way, **options)
         self.attach(state)
         return state
 
@@ -181,15 +182,15 @@ class OneBitAdam(torch.optim.Optimizer):
         parameters: dict[str, torch.Tensor],
         scale: float,
     ) -> None:
-        """Makes momenta of gradients that are `scale` times as large."""
+        """Makes momenta of gradients that are `scale` times as large, in the parameters' shapes:
+        moments that were loaded may lie otherwise in memory."""
         for name, gradient in gradients:
             p = parameters[name]
             if id(p) not in self._group_of:
                 raise _core.Error(f"OneBitAdam: parameter {name!r} is not the optimizer's")
             beta1 = self.param_groups[self._group_of[id(p)]]["betas"][0]
             momentum = self._of(p)["exp_avg"]
-            flat = momentum.as_strided((p.numel(),), (1,))
-            gradient.mul_(1 - beta1).add_(flat, alpha=beta1 * scale)
+            gradient.mul_(1 - beta1).add_(momentum, alpha=beta1 * scale)
 
     def deliver(self, momenta: bool) -> None:
         self._delivered = momenta

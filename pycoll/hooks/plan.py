@@ -7,8 +7,10 @@ the same gradients share the blocks of a code, and the same random numbers, howe
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -29,6 +31,12 @@ class Layout:
     @property
     def count(self) -> int:
         return torch.Size(self.shape).numel()
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Its dimensions, but for those of one element, from the outermost in memory on."""
+        dimensions = [d for d, size in enumerate(self.shape) if size != 1]
+        return tuple(sorted(dimensions, key=lambda d: -self.stride[d]))
 
     def shaped(self, flat: torch.Tensor) -> torch.Tensor:
         """A dense vector of this parameter's elements in its shape."""
@@ -57,15 +65,38 @@ class Part:
 
 @dataclass(frozen=True)
 class Unit:
-    """Gradients of one dtype and device that travel as one vector."""
+    """Gradients of one dtype and device that travel as one vector.
+
+    Each part but the last is followed by `padding`, up to the next multiple of `block`: where
+    values are coded in blocks, no block holds those of two parameters. So a parameter without
+    gradients is blocks of zeros, which every codec keeps. (Codes like those of `Sign` have no zero:
+    in a block with other values zeros come back as something else.)
+    """
 
     index: int
     compressed: bool
     parts: tuple[Part, ...]
+    block: int = 1
 
     @property
     def count(self) -> int:
-        return sum(part.layout.count for part in self.parts)
+        last = self.parts[-1]
+        return last.first + last.layout.count
+
+    @cached_property
+    def padding(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Places of padding, and of what goes there: copies, in turn, of the values in its block.
+        Zeros would make the scales of blocks with a mean too small. None: there is none."""
+        places, sources = [], []
+        for part, following in itertools.pairwise(self.parts):
+            end = part.first + part.layout.count
+            in_block = end % self.block
+            here = torch.arange(end, following.first)
+            places.append(here)
+            sources.append(end - in_block + (here - end) % max(in_block, 1))
+        if not any(map(len, places)):
+            return None
+        return torch.cat(places).to(self.device), torch.cat(sources).to(self.device)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -91,7 +122,14 @@ class Plan:
 
     def describe(self) -> list[dict[str, Any]]:
         """In plain types, for state_dict."""
-        return [{"compressed": unit.compressed, "parameters": unit.names} for unit in self.units]
+        return [
+            {
+                "compressed": unit.compressed,
+                "parameters": unit.names,
+                "orders": [list(part.layout.order) for part in unit.parts],
+            }
+            for unit in self.units
+        ]
 
 
 def make_plan(
@@ -99,6 +137,7 @@ def make_plan(
     compressed: Callable[[Layout], bool],
     unit_bytes: int | None,
     min_bytes: int,
+    block: int = 1,
 ) -> Plan:
     """Units of gradients in this order.
 
@@ -107,6 +146,7 @@ def make_plan(
         unit_bytes: gradients of that size are a unit of their own, others are collected until a
             unit has it; None: one unit for all.
         min_bytes: less travels as it is.
+        block: of compressed units, see Unit.
     """
     every = list(layouts)
     groups = []
@@ -118,7 +158,12 @@ def make_plan(
             groups.append((True, chosen))
     exact.sort(key=every.index)
     groups += [(False, chosen) for chosen in _grouped(exact, unit_bytes)]
-    return Plan(tuple(_unit(k, *group) for k, group in enumerate(groups)))
+    return Plan(
+        tuple(
+            _unit(k, compressed, chosen, block if compressed else 1)
+            for k, (compressed, chosen) in enumerate(groups)
+        )
+    )
 
 
 def _bytes_of(layout: Layout) -> int:
@@ -142,9 +187,9 @@ def _grouped(layouts: list[Layout], unit_bytes: int | None) -> list[list[Layout]
     return groups
 
 
-def _unit(index: int, compressed: bool, layouts: list[Layout]) -> Unit:
+def _unit(index: int, compressed: bool, layouts: list[Layout], block: int) -> Unit:
     parts, first = [], 0
     for layout in layouts:
         parts.append(Part(layout, first))
-        first += layout.count
-    return Unit(index, compressed, tuple(parts))
+        first += -(-layout.count // block) * block
+    return Unit(index, compressed, tuple(parts), block)

@@ -75,6 +75,7 @@ class _Matrix:
 
 class _PowerSGD:
     whole_step = True
+    block = 1
 
     def __init__(self, settings: PowerSGD, group: Group) -> None:
         self._settings = settings

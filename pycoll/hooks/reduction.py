@@ -62,13 +62,14 @@ class Group:
         if others:
             raise _core.MismatchError(
                 f"compress_hook: the states of ranks {others} are unlike that of rank 0 (codec, "
-                "seed, other settings, exempt parameters, model, or step: load_state_dict() is for "
-                "every rank)"
+                "seed, other settings, exempt parameters, model, step, or what was loaded: "
+                "load_state_dict() is for every rank, with the same step of the same run)"
             )
 
     def average(self, tensor: torch.Tensor) -> Any:
-        """Starts the exact mean over the ranks, in place; torch's Work."""
-        return all_reduce(tensor, "avg", self.handle, True)
+        """Starts the exact mean over the ranks, in place, whatever codec the group or a region has;
+        torch's Work."""
+        return all_reduce(tensor, "avg", self.handle, True, codec="none")
 
     def gather(self, tensor: torch.Tensor) -> tuple[Any, torch.Tensor]:
         """Starts to collect a vector of every rank; torch's Work, and (ranks, length)."""
@@ -110,6 +111,10 @@ class Reduction(Protocol):
     def whole_step(self) -> bool:
         """Whether all gradients are to be one unit."""
 
+    @property
+    def block(self) -> int:
+        """Values that are coded together, which those of two parameters must not be."""
+
     def takes(self, layout: Layout) -> bool:
         """Whether it can compress this parameter's gradient; else that travels as it is."""
 
@@ -138,6 +143,7 @@ class Exact:
 
     first_step = 0
     whole_step = False
+    block = 1
 
     def __init__(self, group: Group) -> None:
         self._group = group

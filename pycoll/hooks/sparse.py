@@ -103,6 +103,7 @@ def random_places(seed: int, number: int, n: int, k: int) -> tuple[torch.Tensor,
 class _Sparse:
     first_step = 0
     whole_step = False
+    block = 1
 
     def __init__(self, settings: TopK | RandomK, group: Group) -> None:
         self._settings = settings

@@ -1,5 +1,7 @@
 """The state of a compressed DDP model: what it sends, what it keeps, when it keeps it."""
 
+from __future__ import annotations
+
 import math
 import warnings
 from collections.abc import Callable, Collection
@@ -10,8 +12,8 @@ import torch.distributed as dist
 
 from pycoll import _core
 from pycoll.codecs import Codec, codec_of
-from pycoll.hooks import checkpoint
-from pycoll.hooks.codec_reduction import CodecReduction
+from pycoll.hooks import checkpoint, history
+from pycoll.hooks.codec_reduction import CodecReduction, feedback_of
 from pycoll.hooks.memory import Memory
 from pycoll.hooks.names import find_model, named_parameters
 from pycoll.hooks.plan import Layout, Plan, Unit, layout_of, make_plan
@@ -19,7 +21,7 @@ from pycoll.hooks.reduction import Call, Compressor, Exact, Group, Reduction, ch
 from pycoll.hooks.step import Buckets, UnitStep
 from pycoll.options import MIN_BYTES
 
-__all__ = ["CompressionState", "compress_hook", "fewer_than_two_dimensions"]
+__all__ = ["CompressionState", "fewer_than_two_dimensions"]
 
 Exempt = Callable[[str, torch.Tensor], bool] | Collection[str]
 
@@ -29,19 +31,6 @@ def fewer_than_two_dimensions(name: str, parameter: torch.Tensor) -> bool:
     return parameter.dim() < 2
 
 
-# This file has no `from __future__ import annotations`: DDP compares the annotations of hooks.
-def compress_hook(
-    state: "CompressionState", bucket: dist.GradBucket
-) -> torch.futures.Future[torch.Tensor]:
-    """The communication hook: ``ddp.register_comm_hook(CompressionState(...), compress_hook)``.
-
-    Averages the gradients of a bucket over the ranks of the state's group. The futures of all
-    buckets are complete when the last bucket's call returns, which waits for the ranks; an error of
-    a collective comes out of `backward()` as it is.
-    """
-    return state._hook(bucket)
-
-
 class CompressionState:
     """How the gradients of one DDP model travel, and what each step leaves for the next.
 
@@ -49,27 +38,32 @@ class CompressionState:
     lacks (error feedback: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019). Residuals
     belong to parameters: DDP may cut its buckets anew. They are float32, in units of unscaled
     gradients, and a step changes them only when it counts: if every averaged gradient of the model
-    is finite, and `scaler` does not skip the step. All ranks see the same averages, so they decide
-    alike without asking each other. The decision falls when the next backward pass begins, or when
-    the state is saved. Passes under `no_sync()` change nothing. A parameter whose gradient on this
-    rank is zero throughout sends nothing and keeps its residual.
+    is finite. All ranks see the same averages, so they decide alike without asking each other. The
+    decision falls when the next backward pass begins, or when the state is saved; until then
+    `roll_back()` forgets a step that is skipped for another reason. Passes under `no_sync()` change
+    nothing. A parameter whose gradient on this rank is zero throughout sends nothing and keeps its
+    residual.
 
     Every rank must make its state alike. A state serves one model, of CPU tensors so far.
 
     Args:
-        group: DDP's process group, of pycoll, None for the default one. It should have no codec of
-            its own (`Options.codec`), which would compress what is exempt here.
+        group: DDP's process group, of pycoll, None for the default one. A codec of its own
+            (`Options.codec`), or of a region (`pycoll.codec`), does not count here.
         codec: a name such as "int4" or an object of `pycoll.codecs`, or `PowerSGD`, `TopK`,
             `RandomK` of `pycoll.hooks`.
-        error_feedback: whether residuals are kept.
+        error_feedback: whether residuals are kept. None: yes, but for "ternary", which is right in
+            the mean without.
         two_way: with a codec and error feedback: the rank that sums a part also keeps what the
-            code of the sum lacks (Zheng, Huang, Kwok, NeurIPS 2019). Otherwise that is lost, which
-            costs little with 4 bits and much with 1.
+            code of the sum lacks (Zheng, Huang, Kwok, NeurIPS 2019). Otherwise that is lost. None:
+            no, but for "ternary" with error feedback, which trains badly on one way only (a
+            warning says so). "sign" diverges with it at learning rates at which it learns without.
         exempt: parameters whose gradients travel as they are: ``exempt(name, parameter) -> bool``,
             or names as of ``ddp.module.named_parameters()``. By default those of fewer than two
             dimensions. Always exempt are dtypes that the codec does not take.
         scaler: the `torch.amp.GradScaler` of the gradients, if there is one: anything with
-            `get_scale()`. Residuals follow its scale, exactly if that is a power of two.
+            `get_scale()`. Residuals follow its scale, exactly if that is a power of two. Whether a
+            step counts does not depend on it: it skips the steps of averages that are not finite,
+            and its scale may fall for other reasons.
         predivide_factor: gradients are divided by it before ranks are summed and averages
             multiplied by it: sums of large gradients stay finite, and means are what they were
             (to the bit for a power of two).
@@ -86,8 +80,8 @@ class CompressionState:
         group: dist.ProcessGroup | None,
         codec: str | Codec | Compressor,
         *,
-        error_feedback: bool = True,
-        two_way: bool = False,
+        error_feedback: bool | None = None,
+        two_way: bool | None = None,
         exempt: Exempt | None = None,
         scaler: Any = None,
         predivide_factor: float = 1.0,
@@ -98,7 +92,7 @@ class CompressionState:
         is_codec = isinstance(codec, str | Codec) or not hasattr(codec, "_reduction")
         self._compressor: Any = codec_of(codec) if is_codec else codec  # type: ignore[arg-type]
         check(is_codec or not two_way, f"two_way is for codecs, not for {codec!r}")
-        check(error_feedback or not two_way, "two_way needs error_feedback=True")
+        kept, kept_of_sums = feedback_of(self._compressor, error_feedback, two_way)
         check(
             exempt is None or callable(exempt) or not isinstance(exempt, str),
             f"exempt is a function or names of parameters, not {exempt!r}",
@@ -116,8 +110,8 @@ class CompressionState:
             f"scaler is a torch.amp.GradScaler, not a {type(scaler).__name__}",
         )
         self._settings: dict[str, Any] = {
-            "error_feedback": bool(error_feedback),
-            "two_way": bool(two_way),
+            "error_feedback": kept,
+            "two_way": kept_of_sums,
             "exempt": exempt,
             "predivide_factor": float(predivide_factor),
             "unit_bytes": unit_bytes,
@@ -127,6 +121,7 @@ class CompressionState:
         self._momentum: Any = None
         self._missing: set[str] = set()
         self._step = 0
+        self._history = history.EMPTY
         self._loaded: dict[str, Any] | None = None
         self._connect(group, model)
 
@@ -142,6 +137,7 @@ class CompressionState:
         self._scratch: dict[bool, dict[int, torch.Tensor]] = {False: {}, True: {}}
         self._exact: Reduction | None = None
         self._reduction: Reduction | None = None
+        self._agreed = False  # with the other ranks, on all that must be alike
         self._buckets: Buckets | None = None  # in a backward pass
         self._launched: list[UnitStep] = []
         self._finite: bool | None = None  # the last step's averages; None: it is settled
@@ -180,19 +176,19 @@ class CompressionState:
         return self._step
 
     def commit(self) -> bool:
-        """Settles the last step now: keeps what it left if it counts. Returns whether it does;
-        True if there is nothing to settle."""
+        """Settles the last step now: keeps what it left if its averages are finite. Returns whether
+        they are; True if there is nothing to settle."""
         self._check_between("commit")
         if self._finite is None:
             return True
-        skipped = self._scaler is not None and self._scaler.get_scale() < self._last_scale
-        keep = self._finite and not skipped
+        keep = self._finite
         self._memory.settle(keep)
         self._finite = None
         return keep
 
     def roll_back(self) -> None:
-        """Forgets what the last step left, for a step that does not count although it is finite.
+        """Forgets what the last step left, for a step that does not count although it is finite:
+        on every rank, or ranks' residuals are of different steps.
 
         Raises `Error` when it is settled already: the next backward pass has begun, or the state
         was saved.
@@ -205,20 +201,24 @@ class CompressionState:
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next step depends on, of this rank: tensors and plain types. Settles the
-        last step. "residuals" are by parameter name, float32 in its shape, in units of unscaled
-        gradients; every rank has its own."""
-        self.commit()
+        last step. In a backward pass, or after one that an error ended: as before it. "residuals"
+        are by parameter name, float32 in its shape, in units of unscaled gradients; every rank has
+        its own."""
+        if self._buckets is None:  # else the pass has settled it when it began
+            self.commit()
         if not self._plans and self._loaded is not None:
             return dict(self._loaded)
         return checkpoint.save(self._header(), self._plans.get(True), self._memory)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes up what `state_dict()` gave on the same rank of as many, for the same model and
-        settings: the run goes on as the saved one would have, to the bit.
+        settings: the run goes on as the saved one would have, to the bit. Every rank must do so,
+        with what was saved after the same step of the same run; the next backward pass compares.
 
         Raises `InvalidArgumentError` (a ValueError) that names what differs; before the first step,
         some of it may be found only then.
         """
+        self._check_between("load_state_dict")
         self.commit()
         checkpoint.check_header(state_dict, self._header())
         model = self._model or find_model(self)
@@ -228,7 +228,8 @@ class CompressionState:
             self._memory = checkpoint.load(state_dict, self._plans[True], self._reduction)
         else:
             self._loaded = dict(state_dict)
-        self._step = state_dict["step"]
+        self._step, self._history = state_dict["step"], state_dict["history"]
+        self._agreed = False
 
     def _header(self) -> dict[str, Any]:
         ready = dist.is_available() and dist.is_initialized()
@@ -240,6 +241,7 @@ class CompressionState:
             "world_size": self._group.size if ready else None,
             "rank": self._group.rank if ready else None,
             "step": self._step,
+            "history": self._history,
         }
 
     def __getstate__(self) -> dict[str, Any]:
@@ -265,12 +267,21 @@ class CompressionState:
         self._missing = set(given["missing"])
         self._scaler = self._momentum = None
         self._loaded = given["state"]
-        self._step = given["state"]["step"]
+        self._step, self._history = given["state"]["step"], given["state"]["history"]
         self._connect(None, None)
 
     def _check_between(self, name: str) -> None:
-        if self._buckets is not None:
+        if self._buckets is None:
+            return
+        if torch._C._current_graph_task_id() != -1:  # in autograd, on this thread
             raise _core.Error(f"CompressionState.{name}: a backward pass is under way")
+        self._abandon()
+
+    def _abandon(self) -> None:
+        """After an error in a pass. Its calls may still run: what they write to is left to them."""
+        self._buckets, self._launched = None, []
+        self._memory.abandon()
+        self._scratch = {False: {}, True: {}}
 
     # ---- A step ----
 
@@ -287,13 +298,13 @@ class CompressionState:
                 self._check_trained(buckets)
             if last and not self._plans:
                 self._make_plans(buckets)
+            elif self._plans and not self._agreed:  # something was loaded since
+                self._agree(self._plans[True], bucket.buffer().device)
             self._launch(buckets)
             if last:
                 self._finish(buckets)
         except BaseException:
-            self._buckets, self._launched = None, []
-            self._memory.abandon()
-            self._scratch = {False: {}, True: {}}
+            self._abandon()
             raise
         return future
 
@@ -327,7 +338,8 @@ class CompressionState:
         )
 
     def _begin(self) -> None:
-        self._buckets = None  # of a pass that an error ended elsewhere
+        if self._buckets is not None:  # of a pass that an error ended elsewhere
+            self._abandon()
         self.commit()
         if self._missing:
             raise _core.Error(
@@ -344,7 +356,8 @@ class CompressionState:
         if model is None:
             raise _core.InvalidArgumentError(
                 "compress_hook: no DDP model has this state; register the state itself, "
-                "ddp.register_comm_hook(state, pycoll.compress_hook), or make it with model=ddp"
+                "ddp.register_comm_hook(state, pycoll.compress_hook), or make it with model=ddp "
+                "(which is also what to do after gc.freeze(), which hides models)"
             )
         theirs = getattr(model, "process_group", None)
         if theirs is not None:
@@ -362,20 +375,16 @@ class CompressionState:
             for name, parameter in reversed(self._parameters.items())
             if name in buckets.gradients
         ]
-        exempt = self._exempt_names()
-
-        several = self._group.size > 1
+        exempt, several = self._exempt_names(), self._group.size > 1
 
         def compressed(layout: Layout) -> bool:
             fits = several and layout.count > 0 and layout.name not in exempt
             return fits and reduction.takes(layout)
 
         size, least = self._settings["unit_bytes"], self._settings["min_bytes"]
-        plan = make_plan(layouts, compressed, None if reduction.whole_step else size, least)
-        settings = {k: v for k, v in self._settings.items() if k != "exempt"}
-        compressor = checkpoint.settings_of(self._compressor)
-        what = [compressor, settings, sorted(exempt), plan.describe(), self._step]
-        self._group.check_agreement(what, layouts[0].device)
+        unit_bytes = None if reduction.whole_step else size
+        plan = make_plan(layouts, compressed, unit_bytes, least, reduction.block)
+        self._agree(plan, layouts[0].device)
         if self._loaded is not None:
             checkpoint.check_header(self._loaded, self._header())
             self._memory = checkpoint.load(self._loaded, plan, reduction)
@@ -389,6 +398,13 @@ class CompressionState:
                 "gradients are exempt, too small, or of other dtypes",
                 stacklevel=2,
             )
+
+    def _agree(self, plan: Plan, device: torch.device) -> None:
+        settings = {k: v for k, v in self._settings.items() if k != "exempt"}
+        compressor, exempt = checkpoint.settings_of(self._compressor), sorted(self._exempt_names())
+        what = [compressor, settings, exempt, plan.describe(), self._step, self._history]
+        self._group.check_agreement(what, device)
+        self._agreed = True
 
     def _make_reduction(self) -> Reduction:
         if not isinstance(self._compressor, Codec):
@@ -458,6 +474,7 @@ class CompressionState:
         factor = self._settings["predivide_factor"]
         finite = [step.give_back(factor) for step in self._launched]
         self._finite = all(finite)
+        self._history = history.after(self._history, [step.values for step in self._launched])
         if self._momentum is not None:
             self._momentum.deliver(self._compresses())
         self._step += 1

@@ -76,9 +76,9 @@ class UnitStep:
             part.of(self.values).copy_(gradient)
 
     def parts(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Its parameters' names and gradients, flat."""
+        """Its parameters' names and gradients, in their shapes."""
         for part in self.unit.parts:
-            yield part.layout.name, part.of(self.values)
+            yield part.layout.name, part.layout.shaped(part.of(self.values))
 
     def residual(self, memory: Memory, scale: float) -> torch.Tensor:
         """For this step. Parameters without a gradient on this rank send nothing, and keep their
@@ -92,6 +92,11 @@ class UnitStep:
 
     def launch(self, reduction: Reduction, call: Call) -> None:
         self.call = call
+        if self.unit.padding is not None:
+            places, sources = self.unit.padding
+            for vector in (call.values, call.residual):
+                if vector is not None:
+                    vector[places] = vector[sources]
         reduction.launch(call)
 
     def give_back(self, factor: float) -> bool:
@@ -99,7 +104,7 @@ class UnitStep:
         if self.call.residual is not None:
             kept = self.call.memory.kept(residual_key(self.unit))
             for part in self._withheld if kept is not None else ():
-                # Not in place of it: in blocks that they share with others zeros have errors too.
+                # Not in place of it: PowerSGD leaves what others' gradients lack.
                 part.of(self.call.residual).add_(part.of(kept), alpha=self.call.scale)
         if factor != 1:
             self.values.mul_(factor)
