@@ -126,8 +126,11 @@ void Communicator::report_timeout(const CollectiveOperation& operation) const {
       others += concat("; rank ", peer, " ", where);
     }
   }
+  // Such a rank waits in a group that this one does not see from here.
+  const char* const or_else =
+      mine.codec == 0 ? "" : "; every rank must give the call a codec, or be in the same region";
   fail(ErrorKind::timed_out, waited_in(operation), ", waiting for ", who, others,
-       ". Raise the timeout if that rank is only slow");
+       ". Raise the timeout if that rank is only slow", or_else);
 }
 
 // Ends all operations but those that a thread drives: it ends them itself. Their callbacks are the
