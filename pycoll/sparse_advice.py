@@ -25,6 +25,7 @@ __all__ = ["Cost", "estimates", "measure_cost", "proposal"]
 # Of the values: what TopK sends unless told otherwise, and what Deep Gradient Compression does (Lin
 # et al., ICLR 2018).
 RATIOS = (0.01, 0.001)
+NAME = "top_k "  # of an estimate; the share follows
 PLACED = 8  # bytes of a value and its place
 UNIT = 4 << 20  # bytes of gradients that CompressionState sends at a time
 
@@ -41,7 +42,7 @@ class Cost:
 
     @property
     def name(self) -> str:
-        return f"top_k {self.ratio:g}"
+        return f"{NAME}{self.ratio:g}"
 
 
 def estimates(workload: Workload, wire: Wire, *, max_error: float = 0.02,
@@ -81,19 +82,19 @@ def estimate_of(workload: Workload, wire: Wire, cost: Cost, max_error: float) ->
 
 def proposal(advice: Advice) -> str:
     """What to say of top-k beside the advice; empty where it gains nothing over what is advised."""
-    few = [e for e in advice.estimates if e.name.startswith("top_k") and e.refused]
+    few = [e for e in advice.estimates if e.name.startswith(NAME) and e.refused]
     if not few:
         return ""
     best = min(few, key=lambda estimate: estimate.seconds)
     gain = advice.best.seconds / best.seconds
     if gain < advisor.LEAST_GAIN:
         return ""
-    ratio = float(best.name.split()[1])
+    ratio = best.name.removeprefix(NAME)
     return (
         f"or {best.name}: {gain:.2g} times faster than {advice.best.name}, if training can do with "
-        f"{ratio:.2g} of each rank's values in a step and the others later (of gaussian values a "
+        f"{ratio} of each rank's values in a step and the others later (of gaussian values a "
         f"step lacks {best.error:.2g}): pycoll.CompressionState(None, "
-        f"pycoll.TopK({ratio:g})), which keeps them"
+        f"pycoll.TopK({ratio})), which keeps them"
     )
 
 
