@@ -101,6 +101,8 @@ class HostArrays:
 
     def spans_on(self, device: torch.device, name: str, values: list[Any]) -> Spans:
         """The memory of each, of plain tensors on a GPU."""
+        import torch
+
         from pycoll import _native
 
         spans = np.empty((len(values), 3), np.uint64)
@@ -111,12 +113,14 @@ class HostArrays:
                 raise _core.InvalidArgumentError(
                     f"{what} is {where}; all tensors of a call are on one device, here {device}"
                 )
-            dtype = self._dtype_of_dense(what, one)
-            # Of such tensors the memory does not hold the values.
-            if type(one).__name__ not in ("Tensor", "Parameter") or one.is_neg():
+            # Of others the memory may not hold the values.
+            plain = type(one) in (torch.Tensor, torch.nn.Parameter)
+            if not plain or one.layout is not torch.strided or one.is_neg():
                 raise _core.InvalidArgumentError(
-                    f"{what} is a {type(one).__name__} whose values cannot be reached in place"
+                    f"{what} is a {type(one).__name__} whose values do not lie in its memory as "
+                    "they are; make a copy that is a plain tensor"
                 )
+            dtype = self._dtype_of_dense(what, one)
             spans[place] = (one.data_ptr(), one.numel(), _NUMBERS[dtype])
         return spans
 

@@ -96,6 +96,8 @@ def bytes_of_the_cpu():
             assert_same(ours, theirs)
     theirs = gradients()
     ours = there(theirs)
+    # Dense, in another order of dimensions.
+    theirs[4], ours[4] = theirs[4].t(), ours[4].t()
     assert pycoll.clip_by_norm_(ours, 7.0, 2.0) == pycoll.clip_by_norm_(theirs, 7.0, 2.0)
     assert_same(ours, theirs)
 
@@ -147,6 +149,7 @@ def test_what_is_refused():
 
 def refused():
     x, y = (torch.ones(8, device="simgpu") for _ in range(2))
+    subclass = torch.ones(8, device="simgpu").as_subclass(type("Odd", (torch.Tensor,), {}))
     elsewhere, here = torch.ones(8, device="simgpu:1"), torch.ones(8)
     number = torch.ones((), device="simgpu")
     other = r"all tensors of a call are on one device, here simgpu:0"
@@ -157,6 +160,7 @@ def refused():
         (lambda: pycoll.unscale_([x, x[4:]], 0.5), r"tensors\[0\] and .* memory in common"),
         (lambda: pycoll.cast_([x, y], [y, x]), "memory in common"),
         (lambda: pycoll.unscale_(x[::2], 0.5), "is not dense"),
+        (lambda: pycoll.unscale_(subclass, 0.5), "is a Odd whose values do not lie"),
         (lambda: pycoll.unscale_(x.int(), 0.5), "has dtype torch.int32"),
         (lambda: pycoll.unscale_(x, number.double()), "1 elements of float64 on simgpu:0"),
         (lambda: pycoll.unscale_(x, x), "inv_scale has 8 elements"),
