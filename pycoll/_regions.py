@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ContextDecorator, contextmanager
 from contextvars import ContextVar
 from types import ModuleType
 from typing import NamedTuple
@@ -18,10 +18,13 @@ __all__ = ["codec", "codec_of_call", "current_region", "open_regions", "outside_
 
 
 class Region(NamedTuple):
-    """The torch module takes `fields`; both are None where calls are exact."""
+    """What a context is in. The torch module takes `fields`; both are None where calls are exact.
+    `entered`: by which object; `outer`: what comes back behind it."""
 
     codec: Codec | None
     fields: tuple[str, int, bool, int, int | None] | None
+    entered: object = None
+    outer: Region | None = None
 
 
 class OpenRegions:
@@ -61,7 +64,26 @@ open_regions = OpenRegions()
 os.register_at_fork(after_in_child=open_regions.after_fork)
 
 
-def codec(codec: str | Codec | None) -> AbstractContextManager[None]:
+class CodecRegion(ContextDecorator):
+    """May be entered again, also by several threads, and inside of itself."""
+
+    def __init__(self, region: Region) -> None:
+        self._region = region
+
+    def __enter__(self) -> None:
+        # Counted before it is set and as long as it is: whoever is in a region sees a count.
+        open_regions.add(1)
+        current_region.set(self._region._replace(entered=self, outer=current_region.get()))
+
+    def __exit__(self, *error: object) -> None:
+        region = current_region.get()
+        # Else a generator is being closed in another context, whose region is its own.
+        if region is not None and region.entered is self:
+            current_region.set(region.outer)
+        open_regions.add(-1)
+
+
+def codec(codec: str | Codec | None) -> CodecRegion:
     """A region whose calls travel over a codec, as if each were given ``codec=``.
 
         with pycoll.codec("int8"):
@@ -80,10 +102,11 @@ def codec(codec: str | Codec | None) -> AbstractContextManager[None]:
     same region. Gradients that DDP reduces in ``backward()`` are such calls for models on the CPU
     alone: see docs/semantics.md.
 
-    Raises `InvalidArgumentError` (a ValueError) for what is no codec. "auto" is for groups and
-    for single calls.
+    What is returned may be kept and entered again; as a decorator it is a region around each call
+    of a function. Raises `InvalidArgumentError` (a ValueError) for what is no codec. "auto" is for
+    groups and for single calls.
     """
-    return _inside(_region_of(codec))
+    return CodecRegion(_region_of(codec))
 
 
 def codec_of_call(
@@ -113,18 +136,3 @@ def _region_of(codec: str | Codec | None) -> Region:
     except _core.InvalidArgumentError as error:
         raise _core.InvalidArgumentError(f"{error}, or None") from None
     return Region(given, given._fields())
-
-
-@contextmanager
-def _inside(region: Region) -> Iterator[None]:
-    # Counted before it is set and as long as it is: whoever is in a region sees a count.
-    open_regions.add(1)
-    try:
-        token = current_region.set(region)
-        try:
-            yield
-        finally:
-            # Raises where a generator is closed in another context, which is in no region then.
-            current_region.reset(token)
-    finally:
-        open_regions.add(-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 
 import numpy as np
@@ -139,6 +140,36 @@ def test_residuals_are_those_of_the_region(group):
     group.run(use)
 
 
+def test_a_region_may_be_entered_again(group):
+    region = pycoll.codec("int8")  # by both ranks' threads, too
+
+    @region
+    def decorated(communicator):
+        return reduced(communicator)
+
+    def in_parts(communicator):
+        with region:
+            yield reduced(communicator)
+
+    def use(communicator):
+        compressed, exact = sums(2, INT8).tobytes(), sums(2).tobytes()
+        for _ in range(2):
+            with region:
+                with region, pycoll.codec(None), region:
+                    assert reduced(communicator) == compressed
+                assert reduced(communicator) == compressed
+            assert reduced(communicator) == exact
+        assert decorated(communicator) == compressed
+        parts = in_parts(communicator)
+        assert contextvars.copy_context().run(next, parts) == compressed
+        # Closed in another context than it was begun in, whose region stays what it is.
+        with pycoll.codec("int4"):
+            parts.close()
+            assert reduced(communicator) == sums(2, INT4).tobytes()
+
+    group.run(use)
+
+
 def test_tasks_and_threads_have_regions_of_their_own(group):
     """Tasks that take turns in one thread keep their codecs, a new thread begins without one."""
     turns = threading.Barrier(2)
@@ -224,7 +255,8 @@ def test_a_rank_outside_of_the_region(first):
             pycoll.codec("int8" if communicator.rank else None),
             pytest.raises(pycoll.Error) as caught,
         ):
-            reduced(communicator, timeout=2)
+            # The one in the region is the first to give up.
+            reduced(communicator, timeout=2 if communicator.rank else 25)
         return str(caught.value)
 
     inside = group.run(use)[1]
