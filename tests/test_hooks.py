@@ -296,8 +296,9 @@ def unused(rank, w):
 
 def small_parameters(rank, w):
     """Padding changes no scale: with one magnitude a parameter signs have no error."""
-    shapes = {name: (rows, 3) for name, rows in zip("abcd", (1, 21, 100, 7), strict=True)}
-    run = Run("sign", shapes=shapes, min_bytes=0)
+    rows = {"a": 1, "b": 21, "c": 100, "d": 2500, "e": 7}
+    shapes = {name: (count, 3) for name, count in rows.items()}
+    run = Run("sign", shapes=shapes)
     signs = gradients_of(0, 0, shapes)
     given = {n: x.sign() * 10.0**k for k, (n, x) in enumerate(sorted(signs.items()))}
     for name, mean in run.step(given).items():

@@ -68,7 +68,8 @@ class CompressionState:
             multiplied by it: sums of large gradients stay finite, and means are what they were
             (to the bit for a power of two).
         unit_bytes: gradients are sent in units of about this size, larger ones alone.
-        min_bytes: units of fewer bytes travel as they are; None: as `Options.min_bytes`, 16384.
+        min_bytes: units of fewer bytes travel as they are; None: 16384. With a codec
+            `Options.min_bytes` of the group, 16384 by default, holds too.
         model: the DDP model or what it wraps, to name the parameters; None: the one that the
             state is registered with.
 
