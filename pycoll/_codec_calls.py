@@ -9,7 +9,7 @@ import numpy as np
 from pycoll import _core
 from pycoll._arrays import Array, check_array
 from pycoll._calls import Call, Message
-from pycoll._regions import codec_of_call, current_region
+from pycoll._regions import codec_of_call, here
 from pycoll.advisor import ITEM_BYTES, Bytes
 from pycoll.auto import Auto, Choice, Chooser, asked_for, auto_only
 from pycoll.codecs import Codec
@@ -133,7 +133,7 @@ class CodecPart:
         for name, residual in zip(("residual", "sum_residual"), residuals, strict=True):
             if residual is None:
                 continue
-            if call.codec is None and self.default is None and current_region.get() is None:
+            if call.codec is None and self.default is None and here() is None:
                 raise _core.InvalidArgumentError(f"{call.collective}: {name} without a codec")
             check_array(call.collective, name, residual, writable=True)
             dense = residual.dtype == np.float32 and residual.flags.c_contiguous

@@ -8,23 +8,31 @@ from collections.abc import Iterator
 from contextlib import ContextDecorator, contextmanager
 from contextvars import ContextVar
 from types import ModuleType
-from typing import NamedTuple
 
 from pycoll import _core
 from pycoll.auto import Auto, asked_for
 from pycoll.codecs import EXACT, Codec, codec_of
 
-__all__ = ["codec", "codec_of_call", "current_region", "open_regions", "outside_of_regions"]
+__all__ = ["codec", "codec_of_call", "here", "open_regions", "outside_of_regions"]
 
 
-class Region(NamedTuple):
-    """What a context is in. The torch module takes `fields`; both are None where calls are exact.
-    `entered`: by which object; `outer`: what comes back behind it."""
+class Region:
+    """One time that a block was entered, by `entered`. The torch module takes `fields`; both are
+    None where calls are exact.
 
-    codec: Codec | None
-    fields: tuple[str, int, bool, int, int | None] | None
-    entered: object = None
-    outer: Region | None = None
+    Contexts may know it when its block is over: copies of one (tasks, `asyncio.to_thread`), and
+    that of a generator which ends elsewhere, or out of turn. It counts no more then: `outer` does.
+    """
+
+    __slots__ = ("codec", "entered", "fields", "open", "outer", "thread")
+
+    def __init__(self, codec: Codec | None, entered: CodecRegion, outer: Region | None) -> None:
+        self.codec = codec
+        self.fields = None if codec is None else codec._fields()
+        self.entered = entered
+        self.outer = outer
+        self.thread = threading.get_ident()
+        self.open = True
 
 
 class OpenRegions:
@@ -38,7 +46,9 @@ class OpenRegions:
 
     def __init__(self) -> None:
         self.count = 0
-        self._lock = threading.Lock()
+        # Whoever has it may be interrupted by the end of a region, as of a generator that is
+        # collected just then.
+        self._lock = threading.RLock()
         self._module: ModuleType | None = None
 
     def add(self, change: int) -> None:
@@ -49,7 +59,7 @@ class OpenRegions:
 
     def after_fork(self) -> None:
         """In the child, where no thread is left to give the lock back."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def tell(self, module: ModuleType) -> None:
         """The torch module hears the number, now and whenever it changes."""
@@ -67,18 +77,28 @@ os.register_at_fork(after_in_child=open_regions.after_fork)
 class CodecRegion(ContextDecorator):
     """May be entered again, also by several threads, and inside of itself."""
 
-    def __init__(self, region: Region) -> None:
-        self._region = region
+    def __init__(self, codec: Codec | None) -> None:
+        self._codec = codec
+        self._open: list[Region] = []  # in any context
 
     def __enter__(self) -> None:
-        # Counted before it is set and as long as it is: whoever is in a region sees a count.
+        # Counted before it is set and as long as it is open: whoever is in a region sees a count.
         open_regions.add(1)
-        current_region.set(self._region._replace(entered=self, outer=current_region.get()))
+        region = Region(self._codec, self, here())
+        self._open.append(region)
+        current_region.set(region)
 
     def __exit__(self, *error: object) -> None:
-        region = current_region.get()
-        # Else a generator is being closed in another context, whose region is its own.
-        if region is not None and region.entered is self:
+        region = here()
+        while region is not None and not (region.open and region.entered is self):
+            region = region.outer
+        if region is None:
+            # A generator is closed in another context than it was begun in: in this thread, likely.
+            mine = [one for one in self._open if one.thread == threading.get_ident()]
+            region = (mine or self._open)[-1]
+        region.open = False
+        self._open.remove(region)
+        if current_region.get() is region:
             current_region.set(region.outer)
         open_regions.add(-1)
 
@@ -95,18 +115,18 @@ def codec(codec: str | Codec | None) -> CodecRegion:
         codec: a name, or an object of `pycoll.codecs`; None or "none": exact, also in groups whose
             `Options` name a codec.
 
-    It holds for calls made in it, by its thread (context, as of `contextvars`: an asyncio task
-    keeps its own): an asynchronous call has the codec of the moment when it is made, wherever it
-    is waited for. The innermost region counts; ``codec=`` of a call comes before it, and the
-    `Options` of the group after it. What is exempt from codecs stays so. Every rank must be in the
-    same region. Gradients that DDP reduces in ``backward()`` are such calls for models on the CPU
-    alone: see docs/semantics.md.
+    It holds for calls made in it, by its thread (context, as of `contextvars`: an asyncio task has
+    its own, and those around it until they end): an asynchronous call has the codec of the moment
+    when it is made, wherever it is waited for. The innermost region counts; ``codec=`` of a call
+    comes before it, and the `Options` of the group after it. What is exempt from codecs stays so.
+    Every rank must be in the same region. Gradients that DDP reduces in ``backward()`` are such
+    calls for models on the CPU alone: see docs/semantics.md.
 
     What is returned may be kept and entered again; as a decorator it is a region around each call
     of a function. Raises `InvalidArgumentError` (a ValueError) for what is no codec. "auto" is for
     groups and for single calls.
     """
-    return CodecRegion(_region_of(codec))
+    return CodecRegion(_checked(codec))
 
 
 def codec_of_call(
@@ -115,8 +135,18 @@ def codec_of_call(
     """Of a call that was given `given`, in a group whose own codec is `group`."""
     if given is not None:
         return asked_for(given)
-    region = current_region.get() if open_regions.count else None
+    region = here()
     return group if region is None else region.codec
+
+
+def here() -> Region | None:
+    """The innermost region of this context."""
+    if not open_regions.count:
+        return None
+    region = current_region.get()
+    while region is not None and not region.open:
+        region = region.outer
+    return region
 
 
 @contextmanager
@@ -128,11 +158,10 @@ def outside_of_regions() -> Iterator[None]:
         current_region.reset(token)
 
 
-def _region_of(codec: str | Codec | None) -> Region:
+def _checked(codec: str | Codec | None) -> Codec | None:
     if codec is None or codec == EXACT:
-        return Region(None, None)
+        return None
     try:
-        given = codec_of(codec)
+        return codec_of(codec)
     except _core.InvalidArgumentError as error:
         raise _core.InvalidArgumentError(f"{error}, or None") from None
-    return Region(given, given._fields())

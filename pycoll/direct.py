@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d
 from pycoll import _core, _native
 from pycoll._codec_choice import backend_of, codec_for
 from pycoll._regions import codec as region
-from pycoll._regions import codec_of_call, current_region, outside_of_regions
+from pycoll._regions import codec_of_call, here, outside_of_regions
 from pycoll.auto import Auto
 from pycoll.codecs import Codec
 
@@ -82,7 +82,7 @@ def _all_reduce(
     if codec is None:
         if residual is None and sum_residual is None:
             return dist.all_reduce(tensor, op, group, async_op)  # as the region or the group says
-        if current_region.get() is None:
+        if here() is None:
             raise ValueError("all_reduce: residuals are those of a codec, which was not given")
     given = codec_of_call(codec, None)
     if not isinstance(tensor, torch.Tensor) or group is dist.GroupMember.NON_GROUP_MEMBER:

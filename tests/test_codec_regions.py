@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import sys
 import threading
 
 import numpy as np
@@ -15,6 +16,7 @@ from codec_model import all_reduced, values_of
 from codec_reference import Kind
 from helpers_threads import ThreadRanks
 from pool import torch_ranks
+from pycoll import _regions
 
 N = 10_000
 INT8, INT4 = Kind("int8"), Kind("int4")
@@ -200,6 +202,76 @@ def test_tasks_and_threads_have_regions_of_their_own(group):
     group.run(use)
 
 
+def stay(codec):
+    with pycoll.codec(codec):
+        yield
+
+
+def test_a_region_is_over_where_its_block_ends(group):
+    """For copies of its context too, and out of turn; whatever regions there are elsewhere."""
+
+    def use(communicator):
+        narrow, exact = sums(2, INT4).tobytes(), sums(2).tobytes()
+        elsewhere = stay("sign")
+        contextvars.Context().run(next, elsewhere)
+        with pycoll.codec("int4"):
+            with pycoll.codec("int8"):
+                copy = contextvars.copy_context()
+                assert copy.run(reduced, communicator) == sums(2, INT8).tobytes()
+            assert copy.run(reduced, communicator) == narrow
+        assert copy.run(reduced, communicator) == exact
+        outer = stay("int8")
+        next(outer)
+        with pycoll.codec("int4"):
+            outer.close()
+            assert reduced(communicator) == narrow
+        assert reduced(communicator) == exact
+        outer = stay("int8")
+        next(outer)
+        contextvars.Context().run(outer.close)
+        assert reduced(communicator) == exact
+        elsewhere.close()
+        assert reduced(communicator) == exact
+
+    group.run(use)
+
+
+def ends_amid(region, other, line):
+    """`other`, a generator, ends before that line of what counts `region` in."""
+    lines = []
+
+    def step(frame, event, argument):
+        if frame.f_code is not counting:
+            return step
+        lines.append(event)
+        if len(lines) == line:
+            other.close()
+        return step
+
+    counting = type(_regions.open_regions).add.__code__
+    sys.settrace(step)
+    with region:
+        pass
+    sys.settrace(None)
+    return len(lines) >= line
+
+
+def test_a_region_may_end_while_another_is_entered():
+    """As when the collector finds a generator just then."""
+    done = []
+
+    def enter():
+        for line in range(1, 6):
+            other = stay("int8")
+            next(other)
+            done.append(ends_amid(pycoll.codec("int4"), other, line))
+
+    thread = threading.Thread(target=enter, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert done == [True] * 5
+
+
 def test_asynchronous_calls_have_the_codec_of_when_they_were_made(group):
     def use(communicator):
         first, second = values_of(communicator.rank, N), values_of(communicator.rank, N)
@@ -309,6 +381,13 @@ def regions_of_torch(rank, world_size):
         residual = torch.zeros(N)
         assert call(pycoll.all_reduce, residual=residual) == compressed
         assert residual.abs().max() > 0
+
+    # Where a region is over, also in copies of its context.
+    with pycoll.codec("int8"):
+        copy = contextvars.copy_context()
+        assert copy.run(call) == compressed
+    with pycoll.codec("int4"):
+        assert copy.run(call) == exact
 
     # The other collectives, and the forms that torch makes of them.
     inputs = [values_of(r, N) for r in range(world_size)]

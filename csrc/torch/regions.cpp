@@ -19,8 +19,9 @@ std::optional<CodecWord> Regions::here() const {
   const py::gil_scoped_acquire gil;
   PyObject* found = nullptr;
   if (PyContextVar_Get(variable_.ptr(), nullptr, &found) != 0) throw py::error_already_set();
-  const auto region = py::reinterpret_steal<py::object>(found);
-  if (!region || region.is_none()) return std::nullopt;
+  auto region = py::reinterpret_steal<py::object>(found);
+  while (!region.is_none() && !region.attr("open").cast<bool>()) region = region.attr("outer");
+  if (region.is_none()) return std::nullopt;
   const py::object fields = region.attr("fields");
   if (fields.is_none()) return CodecWord();
   return CodecWord(choice_of(fields.cast<CodecFields>()));
