@@ -31,8 +31,8 @@ from network import Network, batch, measure, network_of
 from scatter import Point, draw
 
 from pycoll.bench.machine import machine, machine_lines
-from pycoll.bench.units import format_size, parse_size
-from pycoll.cli.usage import output_file
+from pycoll.bench.units import format_size
+from pycoll.cli.usage import count, output_file, size_list
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 import netns
@@ -214,6 +214,18 @@ def ranks_per_host(text: str) -> int:
     return int(ranks)
 
 
+def codec_names(text: str) -> tuple[str, ...]:
+    """An argument like none,int8,gloo."""
+    from pycoll import _core
+
+    known = ["none", "gloo", *(row[0] for row in _core.codecs())]
+    names = tuple(text.split(","))
+    for name in names:
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"no {name!r}; there are: {', '.join(known)}")
+    return names
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -222,16 +234,19 @@ def main() -> int:
     parser.add_argument(
         "--hosts", type=ranks_per_host, default=1, metavar="2xN", help="ranks on each; default 2x1"
     )
-    parser.add_argument("--sizes", default="1M,64M", help="bytes of float32; default 1M,64M")
-    parser.add_argument("--codecs", default=CODECS, help=f"and none, gloo; default {CODECS}")
-    parser.add_argument("--rounds", type=int, default=5, help="calls of each; default 5")
+    parser.add_argument(
+        "--sizes", type=size_list, default="1M,64M", help="bytes of float32; default 1M,64M"
+    )
+    parser.add_argument(
+        "--codecs", type=codec_names, default=CODECS, help=f"and none, gloo; default {CODECS}"
+    )
+    parser.add_argument("--rounds", type=count, default=5, help="calls of each; default 5")
     parser.add_argument("--seed", type=int, default=1, help="of values and of the order")
     parser.add_argument("--json", type=output_file, metavar="FILE", help="all figures, every round")
     parser.add_argument("--plot", type=output_file, metavar="FILE.png", help="time against error")
     arguments = parser.parse_args()
 
-    sizes = tuple(parse_size(text) for text in arguments.sizes.split(","))
-    plan = Plan(tuple(arguments.codecs.split(",")), sizes, arguments.rounds, arguments.seed)
+    plan = Plan(arguments.codecs, tuple(arguments.sizes), arguments.rounds, arguments.seed)
     facts = machine()
     print("\n".join(machine_lines(facts)))
     networks = [network_of(name, arguments.hosts) for name in arguments.networks.split(",")]

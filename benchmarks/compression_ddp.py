@@ -32,7 +32,7 @@ from network import Network, batch, measure, network_of
 from scatter import Point, draw
 
 from pycoll.bench.machine import machine, machine_lines
-from pycoll.cli.usage import output_file
+from pycoll.cli.usage import count, output_file
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 import netns
@@ -284,11 +284,22 @@ def report(network: Network, plan: Plan) -> Row:
 
 def contenders(text: str) -> tuple[str, ...]:
     """An argument like pycoll/int8,gloo."""
+    from pycoll import _core
+
+    hooks = {
+        "pycoll": ["powersgd", "topk", *(row[0] for row in _core.codecs())],
+        "gloo": ["fp16", "bf16", "powersgd"],
+        "nothing": [],
+    }
     names = tuple(text.split(","))
     for name in names:
-        if name.partition("/")[0] not in HOOKS:
-            known = ", ".join(HOOKS)
+        backend, slash, hook = name.partition("/")
+        if backend not in hooks:
+            known = ", ".join(hooks)
             raise argparse.ArgumentTypeError(f"{name} does not begin with one of: {known}")
+        if slash and hook not in hooks[backend]:
+            known = ", ".join(hooks[backend]) or "none"
+            raise argparse.ArgumentTypeError(f"no {name}; hooks of {backend} are: {known}")
     return names
 
 
@@ -304,10 +315,10 @@ def main() -> int:
         "--contenders", type=contenders, default=contenders(CONTENDERS), metavar="A,B",
         help=f"default {CONTENDERS}",
     )  # fmt: skip
-    parser.add_argument("--width", type=int, default=1024, help="of a layer; default 1024")
-    parser.add_argument("--layers", type=int, default=8, help="default 8")
-    parser.add_argument("--batch", type=int, default=16, help="samples a rank; default 16")
-    parser.add_argument("--rounds", type=int, default=5, help="steps of each; default 5")
+    parser.add_argument("--width", type=count, default=1024, help="of a layer; default 1024")
+    parser.add_argument("--layers", type=count, default=8, help="default 8")
+    parser.add_argument("--batch", type=count, default=16, help="samples a rank; default 16")
+    parser.add_argument("--rounds", type=count, default=5, help="steps of each; default 5")
     parser.add_argument("--seed", type=int, default=1, help="of weights and of the order")
     parser.add_argument("--json", type=output_file, metavar="FILE", help="all figures, every round")
     parser.add_argument("--plot", type=output_file, metavar="FILE.png", help="time against error")

@@ -156,6 +156,10 @@ class HostArrays:
 
     def _dtype_of_dense(self, name: str, tensor: Any) -> str:
         dtype = self.dtype_name(name, tensor.dtype)
+        if str(tensor.layout) != "torch.strided":
+            raise _core.InvalidArgumentError(
+                f"{name} is sparse ({tensor.layout}); make a dense copy with .to_dense()"
+            )
         if not tensor.is_contiguous() and not self._fills_memory(tensor.shape, tensor.stride()):
             raise _core.InvalidArgumentError(
                 f"{name} with shape {tuple(tensor.shape)} and strides {tensor.stride()} is not "
@@ -206,8 +210,9 @@ def _array_of(name: str, values: Any) -> npt.NDArray[Any]:
     if isinstance(values, np.ndarray):
         return values
     if not hasattr(values, "__dlpack__"):
+        hint = "; leave out gradients that are None" if values is None else ""
         raise _core.InvalidArgumentError(
-            f"{name} is a {type(values).__name__}, not an array or a tensor"
+            f"{name} is a {type(values).__name__}, not an array or a tensor{hint}"
         )
     return np.from_dlpack(values)
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ContextDecorator, contextmanager
 from contextvars import ContextVar
 from types import ModuleType
+from typing import Any, TypeVar
 
 from pycoll import _core
 from pycoll.auto import Auto, asked_for
 from pycoll.codecs import EXACT, Codec, codec_of
 
 __all__ = ["codec", "codec_of_call", "here", "open_regions", "outside_of_regions"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Region:
@@ -102,6 +106,20 @@ class CodecRegion(ContextDecorator):
             current_region.set(region.outer)
         open_regions.add(-1)
 
+    def __call__(self, function: _Function) -> _Function:
+        later = (
+            inspect.iscoroutinefunction,
+            inspect.isgeneratorfunction,
+            inspect.isasyncgenfunction,
+        )
+        if any(runs_later(function) for runs_later in later):
+            raise _core.InvalidArgumentError(
+                f"pycoll.codec cannot decorate {getattr(function, '__qualname__', function)}: the "
+                "code of coroutines and generators runs when the call has returned; write "
+                "`with pycoll.codec(...):` in it"
+            )
+        return super().__call__(function)
+
 
 def codec(codec: str | Codec | None) -> CodecRegion:
     """A region whose calls travel over a codec, as if each were given ``codec=``.
@@ -123,8 +141,8 @@ def codec(codec: str | Codec | None) -> CodecRegion:
     calls for models on the CPU alone: see docs/semantics.md.
 
     What is returned may be kept and entered again; as a decorator it is a region around each call
-    of a function. Raises `InvalidArgumentError` (a ValueError) for what is no codec. "auto" is for
-    groups and for single calls.
+    of a function. Raises `InvalidArgumentError` (a ValueError) for what is no codec, and where it
+    decorates coroutines and generators. "auto" is for groups and for single calls.
     """
     return CodecRegion(_checked(codec))
 

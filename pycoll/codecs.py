@@ -22,7 +22,8 @@ finite values stay finite (but for bf16 within half a step of the largest float3
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -76,7 +77,8 @@ class Codec:
         except TypeError:  # of another type, or of more bits
             settings = {field.name: getattr(self, field.name) for field in fields(self)}
             raise _core.InvalidArgumentError(
-                f"codec {self.kind}: {settings} are not the numbers it takes"
+                f"codec {self.kind}: {settings} are not the numbers it takes: block is a power of "
+                "two from 32 to 4096, stochastic True or False, seed a number of 64 bits"
             ) from None
 
     def _choice(self, step: int | None) -> _core.CodecChoice:
@@ -204,10 +206,23 @@ def codec_of(codec: str | Codec) -> Codec:
         return codec
     if not isinstance(codec, str) or codec not in _CODECS:
         raise _core.InvalidArgumentError(
-            f"{codec!r} is no codec; there are: {', '.join(_CODECS)}, and objects such as "
-            "pycoll.Int8(block=64)"
+            f"{codec!r} is no codec{_hint_for(codec)}; there are: {', '.join(_CODECS)}, and "
+            "objects such as pycoll.Int8(block=64)"
         )
     return _CODECS[codec]()
+
+
+def _hint_for(wrong: Any) -> str:
+    if isinstance(wrong, type) and issubclass(wrong, Codec):
+        return f" but a class of them: pycoll.{wrong.__name__}() makes one"
+    if hasattr(wrong, "_reduction"):  # PowerSGD, TopK, RandomK
+        what = wrong.__name__ if isinstance(wrong, type) else type(wrong).__name__
+        return f" but a way to send gradients: pycoll.CompressionState(None, pycoll.{what}(...))"
+    if isinstance(wrong, str) and wrong == "auto":
+        return " that may be named here: it is for Options(codec=...) and for a call's codec="
+    if callable(wrong) and not isinstance(wrong, type):
+        return " (a decorator needs one: @pycoll.codec('int8'))"
+    return ""
 
 
 def encode(
@@ -292,8 +307,7 @@ def decode(
         InvalidArgumentError: the code has not the bytes of that shape, or an unknown dtype.
         UnsupportedError: as of `encode`.
     """
-    codec = codec_of(codec)
-    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    codec, shape = codec_of(codec), _shape_of(shape)
     name = _VALUES.dtype_name("decode: the result", dtype)
     if (on_device := on_gpu("decode: code", code)) is not None:
         _CODES.dtype_name("decode: code", on_device.dtype)
@@ -301,6 +315,12 @@ def decode(
         return _device_codecs.decode(codec._native(), on_device, shape, name, target, stream)
     _check_no_stream("decode", stream)
     _, source = _CODES.bytes_of("decode: code", code)
+    expected = codec.code_bytes(math.prod(shape))
+    if source.size != expected:
+        raise _core.InvalidArgumentError(
+            f"decode: a code has {source.size} bytes, {expected} are needed for {codec!r} and the "
+            f"shape {shape}: give the codec and the shape that it was made with"
+        )
     needed = math.prod(shape) * size_of(name)
     values = np.empty(needed, np.uint8) if out is None else _writable("decode", out, name, needed)
     _core.decode(codec=codec._native(), codes=[source], values=values, dtype=name)
@@ -311,6 +331,19 @@ def decode(
 
         return torch.from_numpy(values).view(getattr(torch, name)).reshape(shape)
     return values.view(_numpy_dtype(name)).reshape(shape)
+
+
+def _shape_of(shape: int | Sequence[int]) -> tuple[int, ...]:
+    try:
+        lengths = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+        lengths = tuple(map(operator.index, lengths))
+    except TypeError:
+        lengths = (-1,)
+    if any(length < 0 for length in lengths):
+        raise _core.InvalidArgumentError(
+            f"decode: shape is a length or several, from 0 on, not {shape!r}"
+        )
+    return lengths
 
 
 def _on_same_device(operation: str, out: Any) -> DeviceVector | None:

@@ -101,6 +101,12 @@ def _all_reduce(
     if chosen is None and given is not None:
         with outside_of_regions():
             return dist.all_reduce(tensor, op, group, async_op)
+    for name, kept in (("residual", residual), ("sum_residual", sum_residual)):
+        if kept is not None and not isinstance(kept, torch.Tensor):
+            raise ValueError(
+                f"all_reduce: {name} is a dense float32 CPU tensor of as many elements as the "
+                f"tensor, not a {type(kept).__name__}"
+            )
     if not isinstance(op, dist.ReduceOp):
         op = dist.ReduceOp(op)
     fields = None if chosen is None else chosen._fields(step)

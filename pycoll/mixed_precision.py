@@ -200,6 +200,8 @@ def _list_of(name: str, tensors: Any) -> list[Any]:
 
 def _number(name: str, value: Any) -> float:
     try:
-        return float(value)
+        if not isinstance(value, str):
+            return float(value)
+        raise TypeError
     except (TypeError, ValueError):
         raise _core.InvalidArgumentError(f"{name} is {value!r}, not a number") from None

@@ -72,7 +72,7 @@ class Options:
             isinstance(self.min_bytes, int) and self.min_bytes >= 0
         ):
             raise _core.InvalidArgumentError(
-                f"min_bytes is a number of bytes, not {self.min_bytes!r}"
+                f"min_bytes is a number of bytes from 0 on, not {self.min_bytes!r}"
             )
         variables = dict(self.variables)
         if self.algo is not None:

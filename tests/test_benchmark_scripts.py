@@ -196,21 +196,35 @@ def test_codecs_are_timed_beside_a_copy(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("script", "arguments", "words"),
     [
-        (["--hosts", "3x1"], "3x1 is neither 2x1 nor 2x2"),
-        (["--contenders", "nccl/fp16"], "nccl/fp16 does not begin with one of: pycoll, gloo"),
+        ("compression_ddp", ["--hosts", "3x1"], "3x1 is neither 2x1 nor 2x2"),
+        (
+            "compression_ddp",
+            ["--contenders", "nccl/fp16"],
+            "nccl/fp16 does not begin with one of: pycoll, gloo",
+        ),
+        (
+            "compression_ddp",
+            ["--contenders", "pycoll/top_k"],
+            "hooks of pycoll are: powersgd, topk",
+        ),
+        ("compression_ddp", ["--rounds", "0"], "'0' is not a number from 1 on"),
+        ("compression", ["--codecs", "none,int7"], "no 'int7'; there are: none, gloo, fp16"),
+        ("compression", ["--sizes", "1X"], "'1X' is not a size"),
+        ("compression", ["--rounds", "-1"], "--rounds"),
     ],
 )
-def test_other_hosts_and_contenders_are_refused(
+def test_what_benchmarks_of_compression_cannot_use_is_refused_at_the_start(
+    script: str,
     arguments: list[str],
     words: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["compression_ddp.py", *arguments])
+    monkeypatch.setattr(sys, "argv", [f"{script}.py", *arguments])
     with pytest.raises(SystemExit) as ended:
-        load("compression_ddp").main()
+        load(script).main()
     assert ended.value.code == 2
     assert words in capsys.readouterr().err
 

@@ -287,9 +287,28 @@ def test_asynchronous_calls_have_the_codec_of_when_they_were_made(group):
     group.run(use)
 
 
+def test_what_a_region_cannot_decorate():
+    """Their code would run outside of the region, and be exact."""
+
+    async def coroutine():
+        pass
+
+    def generator():
+        yield
+
+    async def asynchronous_generator():
+        yield
+
+    for function in (coroutine, generator, asynchronous_generator):
+        with pytest.raises(pycoll.InvalidArgumentError, match="coroutines and generators"):
+            pycoll.codec("int8")(function)
+    with pytest.raises(pycoll.InvalidArgumentError, match=r"needs one: @pycoll\.codec\('int8'\)"):
+        pycoll.codec(reduced)
+
+
 @pytest.mark.parametrize("wrong", ["auto", "int3", 8])
 def test_what_is_no_codec_of_a_region(wrong):
-    with pytest.raises(pycoll.InvalidArgumentError, match=r"is no codec; there are: .*or None"):
+    with pytest.raises(pycoll.InvalidArgumentError, match=r"is no codec.*; there are: .*or None"):
         pycoll.codec(wrong)  # already before it is entered
 
 

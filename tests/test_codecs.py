@@ -95,6 +95,9 @@ def test_what_is_refused():
     for bad, text in (
         ("int3", "'int3' is no codec; there are: fp16, bf16"),
         (8, "8 is no codec"),
+        (pycoll.Int8, r"a class of them: pycoll\.Int8\(\) makes one"),
+        (pycoll.TopK(0.5), r"CompressionState\(None, pycoll\.TopK\("),
+        ("auto", r"Options\(codec=\.\.\.\)"),
     ):
         with pytest.raises(pycoll.InvalidArgumentError, match=text):
             pycoll.encode(x, bad)
@@ -111,6 +114,11 @@ def test_what_is_refused():
         pycoll.encode(torch.ones(3, device="meta"), "int8")
     with pytest.raises(pycoll.InvalidArgumentError, match="a code has 80 bytes"):
         pycoll.decode(pycoll.encode(x, "int8"), "int8", 65)
+    with pytest.raises(pycoll.InvalidArgumentError, match=r"bytes.*Int4.*\(64,\): give the codec"):
+        pycoll.decode(pycoll.encode(x, "int8"), "int4", 64)
+    for shape in (-1, (8, -8), None, 64.0, "64"):
+        with pytest.raises(pycoll.InvalidArgumentError, match=f"shape is a length.*{shape!r}"):
+            pycoll.decode(pycoll.encode(x, "int8"), "int8", shape)
     with pytest.raises(pycoll.InvalidArgumentError, match="has dtype float32, not uint8"):
         pycoll.decode(x, "int8", 64)
     with pytest.raises(pycoll.InvalidArgumentError, match="power of two from 32 to 4096"):

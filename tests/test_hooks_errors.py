@@ -23,11 +23,13 @@ def wrong_uses(rank, w):
         ({"codec": "int8", "exempt": "bias"}, "exempt is a function or names"),
         ({"codec": "int8", "predivide_factor": 0}, "predivide_factor"),
         ({"codec": "int8", "predivide_factor": math.nan}, "predivide_factor"),
-        ({"codec": "int8", "unit_bytes": -1}, "unit_bytes"),
+        ({"codec": "int8", "unit_bytes": -1}, "unit_bytes is a number from 0 on"),
+        ({"codec": pycoll.PowerSGD}, r"CompressionState\(None, pycoll\.PowerSGD\("),
+        ({"codec": "int8", "group": "int8"}, "group is a process group.*not 'int8'"),
         ({"codec": "int8", "scaler": 5}, "scaler is a"),
     ):
         with pytest.raises(pycoll.InvalidArgumentError, match=text):
-            pycoll.CompressionState(None, **arguments)
+            pycoll.CompressionState(**{"group": None, **arguments})
     for wrong in ({"ratio": 0}, {"ratio": 1.5}, {"ratio": "x"}):
         with pytest.raises(ValueError, match="ratio is a number"):
             pycoll.TopK(**wrong)
@@ -47,11 +49,17 @@ def wrong_uses(rank, w):
     with pytest.raises(pycoll.UnsupportedError, match="sparse gradients"):
         sparse(torch.tensor([1, 2])).sum().backward()
     optimizer = pycoll.OneBitAdam(layers().parameters(), freeze_step=1)
-    for state in (None, optimizer):
+    for state in (None, optimizer, pycoll.TopK()):
         ddp = torch.nn.parallel.DistributedDataParallel(layers())
         ddp.register_comm_hook(state, pycoll.compress_hook)
         with pytest.raises(pycoll.InvalidArgumentError, match=r"CompressionState.*compression\(\)"):
             ddp(torch.ones(1, 96)).sum().backward()
+    ddp = torch.nn.parallel.DistributedDataParallel(layers())
+    optimizer = pycoll.OneBitAdam(ddp.parameters(), freeze_step=1)
+    ddp.register_comm_hook(optimizer.compression(), pycoll.compress_hook)
+    optimizer.param_groups[0]["steps"] = 5  # as if loaded, and the state not
+    with pytest.warns(UserWarning, match="after 5 steps, its CompressionState begins anew"):
+        ddp(torch.ones(1, 96)).sum().backward()
     # gc.freeze hides models, unless they are given.
     for given in (False, True):
         ddp = torch.nn.parallel.DistributedDataParallel(layers())

@@ -249,7 +249,8 @@ def test_what_is_refused():
         (torch.ones(1).expand(5), "is not dense"),
         (torch.ones(3, dtype=torch.int32), r"dtype torch\.int32, not float32, .* or float64"),
         (x.astype(">f4"), "has dtype >f4"),
-        (None, "is a NoneType, not an array"),
+        (None, "is a NoneType, not an array .*leave out gradients that are None"),
+        (torch.eye(3).to_sparse(), r"is sparse .*\.to_dense\(\)"),
         ([1.0], "is a list, not an array or a tensor"),
         (read_only, r"tensors\[1\] is read-only"),
     ):
@@ -263,6 +264,8 @@ def test_what_is_refused():
         pycoll.unscale_(5, 0.5)
     with pytest.raises(pycoll.InvalidArgumentError, match="inv_scale is 'much', not a number"):
         pycoll.unscale_(x, "much")
+    with pytest.raises(pycoll.InvalidArgumentError, match="norm is '2', not a number"):
+        pycoll.clip_by_norm_(x, "2", 1.0)
     for norm, limit in ((-1.0, 1.0), (1.0, -1.0), (1.0, math.nan)):
         with pytest.raises(pycoll.InvalidArgumentError, match="neither may be negative"):
             pycoll.clip_by_norm_(x, norm, limit)

@@ -38,6 +38,13 @@ def size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def count(text: str) -> int:
+    """An argument like 5: a number from 1 on."""
+    if not (text.isascii() and text.isdigit() and int(text) >= 1):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
+
+
 def amount(text: str) -> float:
     """An argument like 0.02: a finite number from 0 on."""
     try:

@@ -26,8 +26,10 @@ def compress_hook(
     """
     if not isinstance(state, CompressionState):
         raise _core.InvalidArgumentError(
-            f"compress_hook: the state is a {type(state).__name__}; register it with a "
-            "pycoll.CompressionState (of a pycoll.OneBitAdam: optimizer.compression())"
+            f"compress_hook: the state is a {type(state).__name__}, not a pycoll.CompressionState: "
+            "ddp.register_comm_hook(pycoll.CompressionState(None, codec), pycoll.compress_hook) "
+            "with a codec such as 'int8' or pycoll.PowerSGD(rank=2) (of a pycoll.OneBitAdam: "
+            "optimizer.compression())"
         )
     if not isinstance(bucket, dist.GradBucket):
         raise _core.UnsupportedError(

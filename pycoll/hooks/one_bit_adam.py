@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -21,7 +22,11 @@ class OneBitAdam(torch.optim.Optimizer):
     travels is the momentum, compressed, with error feedback on both ways.
 
         optimizer = pycoll.OneBitAdam(ddp.parameters(), lr=1e-3, freeze_step=1000)
-        ddp.register_comm_hook(optimizer.compression(), pycoll.compress_hook)
+        state = optimizer.compression()
+        ddp.register_comm_hook(state, pycoll.compress_hook)
+
+    To resume, save and load both: ``optimizer.state_dict()``, which is alike on all ranks, and
+    ``state.state_dict()``, which each rank has its own of.
 
     Until `freeze_step` the hook gives exact mean gradients and `step()` is Adam's, with bias
     correction. Then v is divided by its bias correction, raised to `variance_floor` times the mean
@@ -191,6 +196,18 @@ class OneBitAdam(torch.optim.Optimizer):
             beta1 = self.param_groups[self._group_of[id(p)]]["betas"][0]
             momentum = self._of(p)["exp_avg"]
             gradient.mul_(1 - beta1).add_(momentum, alpha=beta1 * scale)
+
+    def check_resumed(self, step: int) -> None:
+        """Warns of a state at `step` that was not loaded although the optimizer was."""
+        group = self.param_groups[0]
+        if step == 0 and group["steps"] > group["freeze_step"]:
+            warnings.warn(
+                f"OneBitAdam: the optimizer goes on after {group['steps']} steps, its "
+                "CompressionState begins anew: what the codes lacked so far is lost, and the run "
+                "is not the one that was saved. Save and load state_dict() of "
+                "state = optimizer.compression() too, on every rank",
+                stacklevel=2,
+            )
 
     def deliver(self, momenta: bool) -> None:
         self._delivered = momenta

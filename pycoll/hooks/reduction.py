@@ -35,6 +35,13 @@ class Group:
 
     handle: dist.ProcessGroup | None
 
+    def __post_init__(self) -> None:
+        check(
+            self.handle is None or isinstance(self.handle, dist.ProcessGroup),
+            f"CompressionState: group is a process group of torch.distributed that this rank is "
+            f"in, or None for the default one, not {self.handle!r}",
+        )
+
     @property
     def rank(self) -> int:
         return dist.get_rank(self.handle)

@@ -90,7 +90,8 @@ class CompressionState:
         min_bytes: int | None = None,
         model: torch.nn.Module | None = None,
     ) -> None:
-        is_codec = isinstance(codec, str | Codec) or not hasattr(codec, "_reduction")
+        # A class is refused as a codec: with a hint, also at PowerSGD instead of PowerSGD().
+        is_codec = isinstance(codec, str | Codec | type) or not hasattr(codec, "_reduction")
         self._compressor: Any = codec_of(codec) if is_codec else codec  # type: ignore[arg-type]
         check(is_codec or not two_way, f"two_way is for codecs, not for {codec!r}")
         kept, kept_of_sums = feedback_of(self._compressor, error_feedback, two_way)
@@ -105,7 +106,9 @@ class CompressionState:
             f"predivide_factor is a positive number, not {predivide_factor!r}",
         )
         for key, value in (("unit_bytes", unit_bytes), ("min_bytes", min_bytes or 0)):
-            check(isinstance(value, int) and value >= 0, f"{key} is a number, not {value!r}")
+            check(
+                isinstance(value, int) and value >= 0, f"{key} is a number from 0 on, not {value!r}"
+            )
         check(
             scaler is None or hasattr(scaler, "get_scale"),
             f"scaler is a torch.amp.GradScaler, not a {type(scaler).__name__}",
@@ -393,6 +396,8 @@ class CompressionState:
         # Only now: a state that does not fit is refused again in the next step.
         self._plans = {False: make_plan(layouts, lambda layout: False, size, least), True: plan}
         self._exact, self._reduction = Exact(self._group), reduction
+        if self._momentum is not None and several:
+            self._momentum.check_resumed(self._step)
         if several and not any(unit.compressed for unit in plan.units):
             warnings.warn(
                 f"CompressionState: {self._compressor!r} compresses nothing of this model: its "
