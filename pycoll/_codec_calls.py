@@ -9,6 +9,7 @@ import numpy as np
 from pycoll import _core
 from pycoll._arrays import Array, check_array
 from pycoll._calls import Call, Message
+from pycoll._device_arrays import DeviceArray
 from pycoll._regions import codec_of_call, here
 from pycoll.advisor import ITEM_BYTES, Bytes
 from pycoll.auto import Auto, Choice, Chooser, asked_for, auto_only
@@ -73,10 +74,10 @@ class CodecPart:
             self._chooser.choice(self.default, "float32")  # none, and asks nobody
 
     def codec_for(
-        self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array]
+        self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], *, on_gpu: bool = False
     ) -> Codec | None:
         """The codec of a call; None where it is exempt. The same on every rank. Collective where
-        the group has to choose one first."""
+        the group has to choose one first, which it does for arrays in host memory alone."""
         # A group's codec is for gradients: what is broadcast and gathered is mostly parameters.
         reduces = call.collective in ("all_reduce", "reduce_scatter")
         codec = codec_of_call(call.codec, self.default if reduces else None)
@@ -84,6 +85,13 @@ class CodecPart:
             raise _core.InvalidArgumentError(
                 f"{call.collective}: a codec is chosen for all_reduce and reduce_scatter; name one "
                 "here, such as 'int8'"
+            )
+        if isinstance(codec, Auto) and on_gpu:
+            if call.codec is None:
+                return None
+            raise _core.UnsupportedError(
+                f"{call.collective} of arrays on a GPU: 'auto' measures what pays for arrays in "
+                "host memory; name a codec, such as 'int8'"
             )
         arrays = [*inputs, *outputs]
         if codec is None or not arrays or call.algorithm != "auto":
@@ -136,12 +144,16 @@ class CodecPart:
             if call.codec is None and self.default is None and here() is None:
                 raise _core.InvalidArgumentError(f"{call.collective}: {name} without a codec")
             check_array(call.collective, name, residual, writable=True)
+            if isinstance(residual, DeviceArray) != isinstance(array, DeviceArray):
+                raise _core.InvalidArgumentError(
+                    f"{call.collective}: {name} must be where the array is, on a GPU or not"
+                )
             dense = residual.dtype == np.float32 and residual.flags.c_contiguous
             if not dense or residual.size != array.size:
                 raise _core.InvalidArgumentError(
-                    f"{call.collective}: {name} has shape {residual.shape}, dtype "
-                    f"{residual.dtype} and strides {residual.strides}; a dense float32 array of "
-                    f"{array.size} elements is needed"
+                    f"{call.collective}: {name} has shape {residual.shape} and dtype "
+                    f"{residual.dtype}{'' if residual.flags.c_contiguous else ', strided'}; a "
+                    f"dense float32 array of {array.size} elements is needed"
                 )
         return residuals[0], residuals[1]
 

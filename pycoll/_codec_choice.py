@@ -81,12 +81,15 @@ class Groups:
 groups = Groups()
 
 
-def backend_of(group: Any) -> Any:
-    """The pycoll backend of the group for CPU tensors; None when another one serves them."""
+CPU = torch.device("cpu")
+
+
+def backend_of(group: Any, device: torch.device = CPU) -> Any:
+    """The pycoll backend of the group for tensors there; None when another one serves them."""
     if not isinstance(group, dist.ProcessGroup):  # torch's mark of ranks outside a group
         return None
     try:
-        backend = group._get_backend(torch.device("cpu"))
+        backend = group._get_backend(device)
     except RuntimeError:
         return None
     return backend if isinstance(backend, _native.load().Backend) else None

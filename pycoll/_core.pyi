@@ -621,6 +621,17 @@ class DeviceCalls:
     ) -> DeviceWork | None:
         """Queues it. Streams are cudaStream_t; the call comes after the work of all of them."""
 
+    def run_codec(
+        self,
+        call: DeviceCall,
+        choice: CodecChoice,
+        residual: tuple[int, int] | None,
+        sum_residual: tuple[int, int] | None,
+        stream: int,
+        after: Sequence[int],
+        awaited: bool,
+    ) -> DeviceWork | None: ...
+
 class CommunicatorCore:
     """A group of ranks; see pycoll.Communicator."""
 

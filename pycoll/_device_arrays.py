@@ -74,6 +74,10 @@ class DeviceArray:
     def size(self) -> int:
         return math.prod(self.shape)
 
+    @property
+    def nbytes(self) -> int:
+        return self.size * int(self.dtype.itemsize)
+
     def rows(self) -> list[DeviceArray]:
         """What indexing the first dimension gives."""
         return [self._row(i) for i in range(self.shape[0])]

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from pycoll import _core, _native
 from pycoll._arrays import Array
 from pycoll._calls import Call, Message, Work
 from pycoll._device_arrays import LEGACY_STREAM, DeviceArray, stream_handle
+
+if TYPE_CHECKING:
+    from pycoll.codecs import Codec
+
+# Given the stream, those whose work comes before, and whether somebody will wait.
+Start = Callable[[int, Sequence[int], bool], "_core.DeviceWork | None"]
 
 
 class DevicePart:
@@ -24,10 +31,11 @@ class DevicePart:
         call: Call,
         inputs: Sequence[Any],
         outputs: Sequence[Any],
+        codec: Codec | None,
         stream: Any,
         async_op: bool,
     ) -> Work | None:
-        arrays: list[DeviceArray] = [*inputs, *outputs]
+        arrays: list[Any] = [*inputs, *outputs]
         core_call = _core.DeviceCall(
             collective=call.collective,
             inputs=[array.span for array in inputs],
@@ -39,7 +47,15 @@ class DevicePart:
             algorithm=call.algorithm,
             timeout=self._timeout if call.timeout is None else call.timeout,
         )
-        return self._queue(call.collective, core_call, arrays, stream, async_op)
+        calls = self._opened(call.collective)
+        start: Start = functools.partial(calls.run, core_call)
+        if codec is not None:
+            residuals: tuple[Any, Any] = call.residuals
+            residual, sum_residual = (None if r is None else r.span for r in residuals)
+            choice = codec._choice(call.step)
+            start = functools.partial(calls.run_codec, core_call, choice, residual, sum_residual)
+            arrays += [array for array in residuals if array is not None]
+        return self._queue(start, arrays, stream, async_op)
 
     def run_message(self, message: Message, stream: Any, async_op: bool) -> int | Work:
         array: Any = message.array
@@ -56,13 +72,13 @@ class DevicePart:
             tag=message.tag,
             timeout=self._timeout if message.timeout is None else message.timeout,
         )
-        work = self._queue(operation, core_message, [array], stream, async_op)
+        start = functools.partial(self._opened(operation).run, core_message)
+        work = self._queue(start, [array], stream, async_op)
         return message.peer if work is None else work
 
     def _queue(
         self,
-        operation: str,
-        asked: _core.DeviceCall | _core.DeviceMessage,
+        start: Start,
         arrays: Sequence[DeviceArray],
         stream: Any,
         async_op: bool,
@@ -73,7 +89,7 @@ class DevicePart:
         else:
             on = exported[0] if exported else LEGACY_STREAM
         after = sorted({other for other in exported if other != on})
-        work = self._opened(operation).run(asked, on, after, async_op)
+        work = start(on, after, async_op)
         return None if work is None else Work(work, [array.owner for array in arrays])
 
     def _opened(self, operation: str) -> _core.DeviceCalls:

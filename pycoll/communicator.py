@@ -24,7 +24,7 @@ from pycoll._device_calls import DevicePart, on_device
 from pycoll._messages import Messages
 from pycoll._regions import open_regions
 from pycoll._store_adapter import adapt_store
-from pycoll.auto import Auto, Choice, asked_for
+from pycoll.auto import Auto, Choice
 from pycoll.codecs import Codec
 from pycoll.options import Options
 
@@ -81,9 +81,10 @@ class Communicator(Messages):
     rank's values; the sum, which is made in float32), everything else once. Exempt, and exact:
     other dtypes, operations other than sum and avg, vectors below `Options.min_bytes`, groups of
     one, calls that force an algorithm. "auto", or a `pycoll.Auto`, in all_reduce and
-    reduce_scatter: the first such call, also an asynchronous one, measures what pays on this
-    group's network, which takes some all_reduces of 4 MiB. `step`: what the random numbers of
-    stochastic rounding depend on beside the codec's seed; None: the number of the call.
+    reduce_scatter of arrays in host memory: the first such call, also an asynchronous one, measures
+    what pays on this group's network, which takes some all_reduces of 4 MiB. `step`: what the
+    random numbers of stochastic rounding depend on beside the codec's seed; None: the number of the
+    call.
     """
 
     def __init__(
@@ -196,7 +197,8 @@ class Communicator(Messages):
         array = seen(array)
         check_array("all_reduce", "array", array, writable=True)
         call = Call("all_reduce", op, factor, 0, algorithm, timeout, codec, step)
-        call.residuals = self._codecs.residuals_of(call, array, residual, sum_residual)
+        residuals = (seen(residual), seen(sum_residual))
+        call.residuals = self._codecs.residuals_of(call, array, *residuals)
         return self._run(call, [array], [array], stream, async_op)
 
     def all_gather(
@@ -461,11 +463,8 @@ class Communicator(Messages):
         async_op: bool,
     ) -> Work | None:
         if on_device(call.collective, [*inputs, *outputs], stream):
-            if asked_for(call.codec) is not None:
-                raise _core.UnsupportedError(
-                    f"{call.collective} with a codec: codecs serve arrays in host memory so far"
-                )
-            return self._devices.run(call, inputs, outputs, stream, async_op)
+            codec = self._codecs.codec_for(call, inputs, outputs, on_gpu=True)
+            return self._devices.run(call, inputs, outputs, codec, stream, async_op)
         dense = Dense(inputs, outputs)
         arrays = inputs or outputs
         core_call = _core.Call(

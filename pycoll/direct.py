@@ -54,20 +54,22 @@ def _all_reduce(
     "bxor", or what torch has (`ReduceOp.SUM`, ...). `group`: None is the default group. Returns
     None, with `async_op` torch's Work.
 
-    `codec`: CPU tensors of float32, float16 and bfloat16 travel as codes (a name such as "int8", or
+    `codec`: tensors of float32, float16 and bfloat16 travel as codes (a name such as "int8", or
     an object of `pycoll.codecs`) under "sum" and "avg", but for those below the group's
     `Options.min_bytes`; "none": exact; None: as the region (`pycoll.codec`) says, else as the
     group's `Options` do. Every rank must give the same one, and gets the same bits: what the codes
     of the sum decode to. `step`: what the random numbers of stochastic rounding depend on beside
-    the codec's seed; None: the number of the call.
-    "auto", or a `pycoll.Auto`: the first such call of the group, also an asynchronous one, measures
-    what pays on its network, and the group keeps to it (`codec_choice`, `choose_codec`).
+    the codec's seed; None: the number of the call. A call on a GPU that is captured in a graph has
+    one step in all replays.
+    "auto", or a `pycoll.Auto`, of CPU tensors: the first such call of the group, also an
+    asynchronous one, measures what pays on its network, and the group keeps to it (`codec_choice`,
+    `choose_codec`).
 
-    `residual`: error feedback (Karimireddy et al., ICML 2019). A dense float32 CPU tensor of as
-    many elements, zeros at first. What is encoded is the value plus its residual, which then
-    becomes what the code lacks of it; values that are not finite leave it as it is, and so does a
-    call that is exempt. `sum_residual`: the same for the sum (the mean, under "avg"), which is
-    encoded by its owners: each rank uses a part of its own.
+    `residual`: error feedback (Karimireddy et al., ICML 2019). A dense float32 tensor of as
+    many elements on the same device, zeros at first. What is encoded is the value plus its
+    residual, which then becomes what the code lacks of it; values that are not finite leave it as
+    it is, and so does a call that is exempt. `sum_residual`: the same for the sum (the mean, under
+    "avg"), which is encoded by its owners: each rank uses a part of its own.
 
     Raises what torch.distributed raises: `DistBackendError`
     when a rank died, came too late or called something else, `RuntimeError` and `ValueError` for
@@ -88,14 +90,19 @@ def _all_reduce(
     if not isinstance(tensor, torch.Tensor) or group is dist.GroupMember.NON_GROUP_MEMBER:
         return dist.all_reduce(tensor, op, group, async_op)  # which says so
     group = group or dist.group.WORLD
-    backend = backend_of(group)
-    if backend is None or tensor.device.type != "cpu":
+    backend = backend_of(group, tensor.device)
+    if backend is None:
         if given is None:
             with region(None):
                 return dist.all_reduce(tensor, op, group, async_op)
         raise _core.UnsupportedError(
             f"all_reduce with a codec: a group of {dist.get_backend(group)} and a tensor on "
-            f"{tensor.device}; codecs serve CPU tensors of groups of pycoll"
+            f"{tensor.device}; codecs serve tensors of groups of pycoll"
+        )
+    if isinstance(given, Auto) and tensor.device.type != "cpu":
+        raise _core.UnsupportedError(
+            f"all_reduce of a tensor on {tensor.device}: 'auto' measures what pays for CPU "
+            "tensors; name a codec, such as 'int8'"
         )
     chosen = codec_for(group, given, tensor, op) if isinstance(given, Auto) else given
     if chosen is None and given is not None:

@@ -41,8 +41,9 @@ class Options:
             ``pycoll.Int8(block=64)`` (pycoll.codecs has them); None: as they are. What is gathered
             and broadcast stays exact, and so do messages. "auto", or a ``pycoll.Auto(...)``: the
             group measures what pays on its network, once, and keeps to it (`pycoll.codec_choice`
-            says what and why). As that depends on time, results may differ from run to run; with
-            a `determinism` of "run" or "algorithm" it is refused.
+            says what and why), for calls on CPU memory: those on GPUs travel as they are. As that
+            depends on time, results may differ from run to run; with a `determinism` of "run" or
+            "algorithm" it is refused.
         min_bytes: vectors and messages of fewer bytes travel as they are; None: 16384.
     """
 

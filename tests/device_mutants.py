@@ -500,8 +500,8 @@ MUTANTS = [
     Mutant(
         "other_numbers",
         HOSTS,
-        '        throw among(members, "between hosts", error);\n',
-        "        throw;\n",
+        '      throw among(members, "between hosts", error);\n',
+        "      throw;\n",
         "an error counts ranks as those between hosts do",
         "killed_amid",
         "",

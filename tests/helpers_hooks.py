@@ -84,8 +84,16 @@ def equal(a: Any, b: Any) -> bool:
 class Run:
     """A DDP model of given gradients with a compressed hook, on this rank."""
 
-    def __init__(self, codec: Any, shapes=SHAPES, dtype=torch.float32, ddp=None, **options: Any):
-        self.model = Given(shapes, dtype)
+    def __init__(
+        self,
+        codec: Any,
+        shapes=SHAPES,
+        dtype=torch.float32,
+        ddp=None,
+        device: str = "cpu",
+        **options: Any,
+    ):
+        self.model = Given(shapes, dtype).to(device)
         # Five buckets or so; torch's first one is of 1 MB else.
         self.ddp = DistributedDataParallel(self.model, bucket_cap_mb=0.02, **(ddp or {}))
         made = isinstance(codec, pycoll.CompressionState)

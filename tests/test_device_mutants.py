@@ -1,17 +1,20 @@
 """Bugs put into the device kernels are found, each by the tool that is there for it.
 
-A mutant that survives fails its test. device_mutants.py is the table.
+A mutant that survives fails its test. device_mutants.py and group_mutants.py are the table.
 """
 
 from __future__ import annotations
 
 import pytest
 
+import device_mutants
+import group_mutants
 import helpers_groups
 import mounts
 import native_build
-from device_mutants import MUTANTS, Mutant
+from device_mutants import Mutant
 
+MUTANTS = [*device_mutants.MUTANTS, *group_mutants.MUTANTS]
 CASES = {"thread": 64, "address": 200, "": 200}
 # As in test_sim_groups.py: two hosts, each with two ranks on its GPU.
 ON_HOSTS = ["PYCOLL_SIM_DEVICES=1", "PYCOLL_WINDOW_BYTES=4096", "PYCOLL_SLOT_BYTES=1024"]

@@ -35,6 +35,7 @@ ALIVE_ON_HOSTS = ["sums", "bits"]
 ENDED_ON_HOSTS = ["killed_amid", "late"]
 # Where these run; the others run everywhere.
 ONLY = {
+    "codecs": ["shared-2", "shared-3", "mixed-4", "peers-3", "apart-3"],
     "mismatch": ["shared-2", "mixed-4"],
     "absent": ["shared-2", "shared-3", "peers-3"],
     "failed_gpu": ["shared-2", "shared-3", "mixed-4", "peers-3", "apart-3"],
@@ -100,7 +101,7 @@ def test_many_rounds(place, suite):
     run(suite, place, 8, 1, **SMALL)
 
 
-@pytest.mark.parametrize("suite", [*LONG, "killed"])
+@pytest.mark.parametrize("suite", [*LONG, "killed", "codecs"])
 @pytest.mark.parametrize("place", ["shared-2", "shared-4"])
 def test_no_kernel_waits_for_a_process_that_shares_its_device(place, suite, tmp_path):
     """The program fails when the executor has counted a spin for another process."""
@@ -112,7 +113,9 @@ def test_no_kernel_waits_for_a_process_that_shares_its_device(place, suite, tmp_
     ("place", "suite"),
     [
         *[("hosts-shared", suite) for suite in [*ALIVE_ON_HOSTS, *LONG, "premul"]],
-        *[("hosts-peers", suite) for suite in [*ALIVE_ON_HOSTS, "graphs"]],
+        *[("hosts-peers", suite) for suite in [*ALIVE_ON_HOSTS, "graphs", "codecs"]],
+        ("hosts-shared", "codecs"),
+        ("hosts-uneven", "codecs"),
         ("hosts-uneven", "sums"),
         ("hosts-three", "sums"),
     ],
@@ -147,7 +150,7 @@ def test_a_rank_dies_at_many_moments(place, seed):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(2, 8))
-@pytest.mark.parametrize("suite", [*ALIVE_ON_HOSTS, *LONG, "premul"])
+@pytest.mark.parametrize("suite", [*ALIVE_ON_HOSTS, *LONG, "premul", "codecs"])
 @pytest.mark.parametrize("place", HOSTS)
 def test_several_hosts_and_many_schedules(place, suite, seed):
     run(suite, place, 40, seed, **(SMALL if seed % 2 else {}))
@@ -173,6 +176,7 @@ def test_ranks_of_one_process(place, resident):
 # Few: ThreadSanitizer is slow with as many threads as kernels between devices have.
 SANITIZED = [("shared-3", suite) for suite in [*LONG, "premul", "killed", "abort"]]
 SANITIZED += [("peers-2", "collectives"), ("peers-2", "killed"), ("apart-3", "collectives")]
+SANITIZED += [("shared-3", "codecs"), ("apart-3", "codecs")]
 
 
 @pytest.mark.parametrize(("place", "suite"), SANITIZED)
@@ -181,7 +185,7 @@ def test_groups_under_sanitizers(sanitizer, place, suite):
     run(suite, place, 4, 1, sanitizer=sanitizer, **SMALL)
 
 
-@pytest.mark.parametrize("suite", [*LONG, "premul", "two_groups"])
+@pytest.mark.parametrize("suite", [*LONG, "premul", "two_groups", "codecs"])
 def test_ranks_that_share_a_device_race_for_nothing(suite):
     for seed in (0, 1):
         run(suite, "shared-2", 12, seed, sanitizer="thread", threads=True, **SMALL)
@@ -199,7 +203,7 @@ def test_many_schedules_under_sanitizers(sanitizer, seeds, place, suite):
 @pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(2, 12))
 @pytest.mark.parametrize(
-    ("place", "suite"), [case for case in CASES if case[1] in [*LONG, "two_groups"]]
+    ("place", "suite"), [case for case in CASES if case[1] in [*LONG, "two_groups", "codecs"]]
 )
 def test_many_schedules(place, suite, seed):
     run(suite, place, 60, seed, **(SMALL if seed % 2 else {}))

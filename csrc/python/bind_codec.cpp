@@ -13,7 +13,7 @@
 #include "gil.h"
 #include "kernels/codec.h"
 #include "parse.h"
-#include "runtime/codec_call.h"
+#include "runtime/codec_request.h"
 #include "runtime/device/device_group.h"
 #include "runtime/float_mode.h"
 

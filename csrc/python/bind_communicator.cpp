@@ -264,9 +264,9 @@ class PyCommunicator {
   }
   bool compresses(const std::string& collective, const std::string& dtype,
                   const std::string& op) const {
-    return CodecGroup::serves(*communicator_, parse_enum<Collective>(collective, "collective"),
-                              parse_enum<DType>(dtype, "dtype"),
-                              parse_enum<ReduceOp>(op, "reduce operation"));
+    return can_compress(
+        communicator_->world_size(), parse_enum<Collective>(collective, "collective"),
+        parse_enum<DType>(dtype, "dtype"), parse_enum<ReduceOp>(op, "reduce operation"));
   }
   using Residual = std::optional<py::array>;
   std::unique_ptr<PyWork> submit_codec(const PyCall& call, const CodecChoice& choice,

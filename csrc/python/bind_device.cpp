@@ -82,12 +82,37 @@ void* stream_of(Address handle) {
   return reinterpret_cast<void*>(handle);
 }
 
+using Residual = std::optional<Span>;
+
+CodecRequest make_request(const PyDeviceCall& call, const CodecChoice& choice,
+                          const Residual& residual, const Residual& sum_residual) {
+  CodecRequest request{make_request(call), choice};
+  if (residual) request.residual = view_of({*residual});
+  if (sum_residual) request.sum_residual = view_of({*sum_residual});
+  return request;
+}
+
+StreamPlace place_of(Address stream, const std::vector<Address>& after) {
+  StreamPlace place{stream_of(stream)};
+  for (const Address handle : after) place.after.push_back(stream_of(handle));
+  return place;
+}
+
 template <class Asked>
 std::shared_ptr<DeviceOperation> run(DeviceCalls& calls, const Asked& asked, Address stream,
                                      const std::vector<Address>& after, bool awaited) {
-  StreamPlace place{stream_of(stream)};
-  for (const Address handle : after) place.after.push_back(stream_of(handle));
+  const StreamPlace place = place_of(stream, after);
   auto request = make_request(asked);
+  const GilRelease release;
+  return calls.run(std::move(request), place, awaited);
+}
+
+std::shared_ptr<DeviceOperation> run_codec(DeviceCalls& calls, const PyDeviceCall& call,
+                                           const CodecChoice& choice, const Residual& residual,
+                                           const Residual& sum_residual, Address stream,
+                                           const std::vector<Address>& after, bool awaited) {
+  const StreamPlace place = place_of(stream, after);
+  CodecRequest request = make_request(call, choice, residual, sum_residual);
   const GilRelease release;
   return calls.run(std::move(request), place, awaited);
 }
@@ -220,9 +245,10 @@ std::shared_ptr<DeviceOperation> DeviceCalls::queue(int device, const StreamPlac
   return std::make_shared<DeviceOperation>(std::move(*awaited));
 }
 
-std::shared_ptr<DeviceOperation> DeviceCalls::run(CallRequest request, const StreamPlace& place,
-                                                  bool awaited) {
-  std::vector<Block> blocks = request.input.blocks;
+template <class Request>
+std::shared_ptr<DeviceOperation> DeviceCalls::run_call(Request request, std::vector<Block> blocks,
+                                                       const StreamPlace& place, bool awaited) {
+  blocks.insert(blocks.end(), request.input.blocks.begin(), request.input.blocks.end());
   blocks.insert(blocks.end(), request.output.blocks.begin(), request.output.blocks.end());
   const int device = telling_peers([&] { return device_of(blocks); });
   std::optional<DeviceOperation::Parts> parts;
@@ -233,6 +259,19 @@ std::shared_ptr<DeviceOperation> DeviceCalls::run(CallRequest request, const Str
   }
   return queue(device, place, std::move(parts),
                [&](DeviceGroup& group) { group.enqueue(request, place.stream); });
+}
+
+std::shared_ptr<DeviceOperation> DeviceCalls::run(CallRequest request, const StreamPlace& place,
+                                                  bool awaited) {
+  return run_call(std::move(request), {}, place, awaited);
+}
+
+std::shared_ptr<DeviceOperation> DeviceCalls::run(CodecRequest request, const StreamPlace& place,
+                                                  bool awaited) {
+  std::vector<Block> blocks = request.residual.blocks;
+  blocks.insert(blocks.end(), request.sum_residual.blocks.begin(),
+                request.sum_residual.blocks.end());
+  return run_call(std::move(request), std::move(blocks), place, awaited);
 }
 
 std::shared_ptr<DeviceOperation> DeviceCalls::run(MessageRequest request, const StreamPlace& place,
@@ -316,7 +355,8 @@ void bind_device(py::module_& m) {
 
   py::class_<DeviceCalls, std::shared_ptr<DeviceCalls>>(m, "DeviceCalls")
       .def("run", &run<PyDeviceCall>)
-      .def("run", &run<PyDeviceMessage>);
+      .def("run", &run<PyDeviceMessage>)
+      .def("run_codec", &run_codec);
 }
 
 }  // namespace pycoll

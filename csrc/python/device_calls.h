@@ -67,6 +67,8 @@ class DeviceCalls {
   // Throws Error(invalid_argument) for memory of several devices, or a stream of another one.
   // `timeout` of the request is set. Without the GIL.
   std::shared_ptr<DeviceOperation> run(CallRequest request, const StreamPlace& place, bool awaited);
+  std::shared_ptr<DeviceOperation> run(CodecRequest request, const StreamPlace& place,
+                                       bool awaited);
   std::shared_ptr<DeviceOperation> run(MessageRequest request, const StreamPlace& place,
                                        bool awaited);
 
@@ -75,6 +77,10 @@ class DeviceCalls {
 
  private:
   DeviceCalls(std::shared_ptr<Communicator> control, const std::string& library);
+  // `blocks`: more memory that the call uses.
+  template <class Request>
+  std::shared_ptr<DeviceOperation> run_call(Request request, std::vector<Block> blocks,
+                                            const StreamPlace& place, bool awaited);
   template <class Enqueue>
   std::shared_ptr<DeviceOperation> queue(int device, const StreamPlace& place,
                                          std::optional<DeviceOperation::Parts> awaited,

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "core/fork_mark.h"
+#include "runtime/codec_layout.h"
 #include "runtime/compressed_call.h"
 
 namespace pycoll {
@@ -61,13 +62,7 @@ class CodecCall final : public CompressedCall {
   ~CodecCall() override;
 
  private:
-  // Elements [begin, begin + count) of a block.
-  struct Part {
-    std::byte* data;
-    uint64_t first;  // index in the whole vector, for random numbers
-    uint64_t count;
-    float* residual = nullptr;
-  };
+  using Part = CodecLayout::Part;
   // Codes of chunks, piece by piece. The pieces of a chunk have slots of one size.
   struct Area {
     std::byte* data = nullptr;
@@ -77,12 +72,8 @@ class CodecCall final : public CompressedCall {
 
   void begin() override;
   void plan();
-  // Chunks are cut alike on all ranks.
-  Part piece_of(const Part& chunk, uint32_t piece) const;
-  const Part& received_from(size_t peer) const;
-  std::vector<Part> chunks_of(const VectorView& vector, const VectorView& residual) const;
-  // Appends a chunk of so many values; `bytes` is the end of what is laid out.
-  void lay_out(Area& area, uint64_t count, uint64_t& bytes) const;
+  // Appends a chunk; `bytes` is the end of what is laid out.
+  void lay_out(Area& area, const Part& chunk, uint64_t& bytes) const;
   static std::byte* slot(const Area& area, size_t chunk, uint32_t piece) {
     return area.data + area.begin[chunk] + piece * area.slot[chunk];
   }
@@ -105,11 +96,8 @@ class CodecCall final : public CompressedCall {
   const int world_size_;
   const int rank_;
 
-  OverCodec over_;
-  uint64_t piece_count_ = 0;  // elements of a piece
-  uint32_t pieces_ = 0;
-  std::vector<Part> input_;  // chunks, by rank
-  std::vector<Part> output_;
+  const CodecLayout layout_;
+  const OverCodec over_;
   BufferPool::Sized memory_;
   Area sent_;               // codes of this rank's values, by chunk
   Area received_;           // codes of this rank's chunk (of all_to_all: for it), by rank

@@ -9,43 +9,8 @@
 namespace pycoll {
 namespace {
 
-// Random numbers of messages are others than those of calls (see kOfSums of codec_call.cpp).
+// Random numbers of messages are others than those of calls (see kOfSums of codec_layout.cpp).
 constexpr uint32_t kOfMessages = 0x40000000u;
-
-constexpr Collective kServed[] = {Collective::all_reduce, Collective::reduce_scatter,
-                                  Collective::all_gather, Collective::broadcast,
-                                  Collective::all_to_all};
-
-// Of one length with the vector, and no memory of the call's.
-void check_residual(const char* name, const CodecRequest& request, const VectorView& residual,
-                    const VectorView& vector) {
-  if (residual.blocks.empty()) return;
-  const auto same = [](const Block& a, const Block& b) { return a.count == b.count; };
-  if (!std::ranges::equal(residual.blocks, vector.blocks, same)) {
-    fail(ErrorKind::invalid_argument, name_of(request.collective), ": ", name, " has ",
-         residual.count(), " elements, the vector ", vector.count());
-  }
-  const Touched written{{}, residual, sizeof(float)};
-  if (in_conflict(written, {request.input, request.output, size_of(request.dtype)})) {
-    fail(ErrorKind::invalid_argument, name_of(request.collective), ": ", name,
-         " shares memory with the vector (overlapping)");
-  }
-}
-
-void check_residuals(const CodecRequest& request) {
-  check_residual("residual", request, request.residual, request.input);
-  check_residual("sum_residual", request, request.sum_residual, request.output);
-  const bool sums_whole = request.collective == Collective::all_reduce;
-  if (!request.sum_residual.blocks.empty() && !sums_whole) {
-    fail(ErrorKind::invalid_argument, name_of(request.collective),
-         " encodes no sum: sum_residual is for all_reduce");
-  }
-  if (in_conflict({{}, request.residual, sizeof(float)},
-                  {{}, request.sum_residual, sizeof(float)})) {
-    fail(ErrorKind::invalid_argument, name_of(request.collective),
-         ": residual and sum_residual share memory (overlapping)");
-  }
-}
 
 // Returns when it has ended, in whatever way: an error is for who waits for it. Throws what the
 // interrupt does.
@@ -161,28 +126,11 @@ void CodecGroup::make_lanes(const Interrupt& interrupt) {
   maker_ = {};
 }
 
-bool CodecGroup::serves(const Communicator& group, Collective collective, DType dtype,
-                        ReduceOp op) {
-  const bool served = std::ranges::find(kServed, collective) != std::end(kServed);
-  const bool op_serves = op == ReduceOp::none || op == ReduceOp::sum || op == ReduceOp::avg;
-  return group.world_size() > 1 && served && can_encode(dtype) && op_serves;
-}
-
-void CodecGroup::check_request(const CodecRequest& request) const {
-  check_codec(request.codec);
-  if (!serves(*group_, request.collective, request.dtype, request.reduce_op)) {
-    fail(ErrorKind::not_implemented, name_of(request.collective), " of ", name_of(request.dtype),
-         " is not compressed");
-  }
-  group_->check(request);
-  check_residuals(request);
-}
-
 std::shared_ptr<CompressedCall> CodecGroup::prepare(CodecRequest request,
                                                     const Interrupt& interrupt) {
   group_->check_caller();
   group_->throw_if_dead();
-  check_request(request);
+  check_codec_request(*group_, request);
   if (!request.timeout) request.timeout = group_->timeout();
   for (const Touched& touched : request.touched()) {
     while (const auto before = group_->latest_in_conflict(touched)) {

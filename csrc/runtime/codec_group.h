@@ -26,13 +26,9 @@ class CodecGroup final : public CallHome, public std::enable_shared_from_this<Co
   CodecGroup(const CodecGroup&) = delete;
   CodecGroup& operator=(const CodecGroup&) = delete;
 
-  // Whether such a call is compressed at all; the same answer on every rank. Else it is to be run
-  // as it is: integers, bool, float64, complex; reductions other than SUM and AVG; groups of one.
-  static bool serves(const Communicator& group, Collective collective, DType dtype, ReduceOp op);
-
-  // The first one is collective over the group: its ranks make the lanes. Throws what the group's
-  // own check() throws of the same call without a codec, the group's error when it is dead, what
-  // making groups throws, and what the interrupt does. Nothing has begun yet.
+  // The first one is collective over the group: its ranks make the lanes. Throws what
+  // check_codec_request() does, the group's error when it is dead, what making groups throws, and
+  // what the interrupt does. Nothing has begun yet.
   std::shared_ptr<CompressedCall> prepare(CodecRequest request, const Interrupt& interrupt);
   // Calls are ordered: every rank starts the same ones in the same order. May complete the call in
   // this thread.
@@ -67,7 +63,6 @@ class CodecGroup final : public CallHome, public std::enable_shared_from_this<Co
 
  private:
   explicit CodecGroup(std::shared_ptr<Communicator> group) : group_(std::move(group)) {}
-  void check_request(const CodecRequest& request) const;
   void let_end(const Touched& touched, const Interrupt& interrupt);
   std::shared_ptr<CompressedCall> make_call(CodecRequest request);
   void begin(const std::shared_ptr<CompressedCall>& call);

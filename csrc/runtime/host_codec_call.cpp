@@ -6,16 +6,6 @@
 #include "runtime/codec_group.h"
 
 namespace pycoll {
-namespace {
-
-// Values of a segment. Of a vector there are some four, so that what happens inside of hosts
-// overlaps with the network; below half a million, three more operations cost more than that saves.
-constexpr uint64_t kSegments = 4;
-constexpr uint64_t kLeastSegment = uint64_t{1} << 19;
-constexpr uint64_t kMostSegment = uint64_t{1} << 23;
-
-}  // namespace
-
 bool has_host_lanes(const std::vector<int32_t>& hosts) {
   std::map<int32_t, int> ranks;
   for (const int32_t host : hosts) ++ranks[host];
@@ -59,38 +49,26 @@ HostCodecCall::HostCodecCall(CodecRequest request, int rank, const HostLanes& la
       place_(lanes.scatter->rank()) {}
 
 void HostCodecCall::begin() {
-  const uint64_t count = request().input.count();
-  // Whole units for each rank of the host.
-  const auto ranks = static_cast<uint64_t>(lanes_.scatter->world_size());
-  const uint64_t about = std::clamp(count / kSegments, kLeastSegment, kMostSegment);
-  const uint64_t length = whole_units((about + ranks - 1) / ranks) * ranks;
-  uint64_t begin = 0;
-  do {
-    const Range segment{begin, std::min(length, count - begin)};
+  const int ranks = lanes_.scatter->world_size();
+  for (const Range& segment : host_segments(request().codec, request().input.count(), ranks)) {
     scatter(segment);
-    begin += segment.count;
-  } while (begin < count);
+  }
 }
 
-Range HostCodecCall::part_of(const Range& segment, int place) const {
-  const Range share = share_of(segment.count, lanes_.scatter->world_size(), place);
-  return {segment.begin + share.begin, share.count};
-}
-
-Block HostCodecCall::block_of(const VectorView& vector, const Range& range) const {
-  return {vector.blocks[0].data + range.begin * size_of(request().dtype), range.count};
+Block HostCodecCall::part_of(const VectorView& vector, const Range& segment, int place) const {
+  const Range share = share_of(request().codec, segment.count, lanes_.scatter->world_size(), place);
+  return block_of(vector, size_of(request().dtype), {segment.begin + share.begin, share.count});
 }
 
 void HostCodecCall::scatter(const Range& segment) {
   CallRequest call;
   call.collective = Collective::reduce_scatter;
   call.dtype = request().dtype;
-  // The mean of the hosts' means is the mean: they have as many ranks.
   call.reduce_op = request().reduce_op;
   for (int place = 0; place < lanes_.scatter->world_size(); ++place) {
-    call.input.blocks.push_back(block_of(request().input, part_of(segment, place)));
+    call.input.blocks.push_back(part_of(request().input, segment, place));
   }
-  call.output.blocks.push_back(block_of(request().output, part_of(segment, place_)));
+  call.output.blocks.push_back(part_of(request().output, segment, place_));
   const auto crossing = std::make_shared<std::shared_ptr<CompressedCall>>();
   submit(
       *lanes_.scatter, std::move(call), [this, segment, crossing] { *crossing = cross(segment); },
@@ -101,25 +79,7 @@ void HostCodecCall::scatter(const Range& segment) {
 
 // Begun in the order of `scatter`, by the thread that drives it: it must not end there.
 std::shared_ptr<CompressedCall> HostCodecCall::cross(const Range& segment) {
-  const Range part = part_of(segment, place_);
-  CodecRequest call;
-  call.collective = Collective::all_reduce;
-  call.codec = request().codec;
-  call.dtype = request().dtype;
-  call.reduce_op = request().reduce_op;
-  call.seed = request().seed;
-  call.step = request().step;
-  call.first = request().first + part.begin;
-  call.output.blocks.push_back(block_of(request().output, part));
-  call.input = call.output;
-  const auto residual_of = [&part](const VectorView& residual) {
-    VectorView mine;
-    if (residual.blocks.empty()) return mine;
-    mine.blocks.push_back({residual.blocks[0].data + part.begin * sizeof(float), part.count});
-    return mine;
-  };
-  call.residual = residual_of(request().residual);
-  call.sum_residual = residual_of(request().sum_residual);
+  CodecRequest call = crossing_of(request(), segment, lanes_.scatter->world_size(), place_);
   adopt(call, {nullptr, nullptr, [across = lanes_.across] { across->throw_if_dead(); }});
   call.in_order = [this, segment] { gather(segment); };
   if (!enter()) return nullptr;
@@ -137,9 +97,9 @@ void HostCodecCall::gather(const Range& segment) {
   call.collective = Collective::all_gather;
   call.dtype = request().dtype;
   for (int place = 0; place < lanes_.scatter->world_size(); ++place) {
-    call.output.blocks.push_back(block_of(request().output, part_of(segment, place)));
+    call.output.blocks.push_back(part_of(request().output, segment, place));
   }
-  call.input.blocks.push_back(block_of(request().output, part_of(segment, place_)));
+  call.input.blocks.push_back(part_of(request().output, segment, place_));
   submit(*lanes_.gather, std::move(call), nullptr);
 }
 

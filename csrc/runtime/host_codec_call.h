@@ -19,6 +19,7 @@
 #include <memory>
 #include <vector>
 
+#include "runtime/codec_layout.h"
 #include "runtime/compressed_call.h"
 
 namespace pycoll {
@@ -47,9 +48,8 @@ class HostCodecCall final : public CompressedCall {
 
  private:
   void begin() override;
-  // A rank's part of a segment.
-  Range part_of(const Range& segment, int place) const;
-  Block block_of(const VectorView& vector, const Range& range) const;
+  // A rank's share of a segment.
+  Block part_of(const VectorView& vector, const Range& segment, int place) const;
   void scatter(const Range& segment);
   std::shared_ptr<CompressedCall> cross(const Range& segment);
   void gather(const Range& segment);

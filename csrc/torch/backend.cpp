@@ -210,15 +210,24 @@ c10::intrusive_ptr<Work> Backend::start(Call call, CallRequest request, const Co
   return work;
 }
 
-CodecWord Backend::codec_for(const Call& call, const CallRequest& request) const {
+// Every rank ends with what codes decode to, the root of a broadcast too, which is else read.
+void Backend::check_outputs(const Call& call) const {
+  for (const at::Tensor& output : call.outputs) {
+    check_tensor(call.title, "tensor", output, Access::write);
+  }
+}
+
+CodecWord Backend::codec_for(const Call& call, const CallRequest& request,
+                             c10::Device device) const {
   // A group's codec is for gradients: DDP broadcasts parameters and buffers, which must be exact.
   const bool reduces = request.collective == Collective::all_reduce ||
                        request.collective == Collective::reduce_scatter;
-  const CodecWord of_group = reduces ? request_.codec : std::nullopt;
+  // One that was chosen by measuring is for what was measured.
+  const bool by_group = reduces && (device.is_cpu() || !request_.codec_is_chosen);
+  const CodecWord of_group = by_group ? request_.codec : std::nullopt;
   const auto said = call.codec ? call.codec : request_.regions->here();
   const CodecWord codec = said.value_or(of_group);
-  if (!codec ||
-      !CodecGroup::serves(*communicator_, request.collective, request.dtype, request.reduce_op)) {
+  if (!codec || !can_compress(getSize(), request.collective, request.dtype, request.reduce_op)) {
     return std::nullopt;
   }
   // Ranks know no more than their own lengths of an all_to_all: they could not agree.
@@ -234,7 +243,13 @@ Backend::WorkPtr Backend::run_on(c10::Device device, const char* title, Descript
     const c10::DeviceGuard guard(device);
     DeviceCall together{title, std::move(description), device, time_of(calls.front().timeout),
                         calls.front().async};
-    for (Call& call : calls) together.calls.push_back(prepare(call, &together.copies));
+    for (Call& call : calls) {
+      CallRequest request = prepare(call, &together.copies);
+      const CodecWord codec = codec_for(call, request, device);
+      if (codec) check_outputs(call);
+      together.copies.insert(together.copies.end(), call.residuals.begin(), call.residuals.end());
+      together.calls.push_back({std::move(request), codec});
+    }
     WorkPtr work = devices_->run(std::move(together));
     return work ? remember(std::move(work)) : nullptr;
   } catch (const c10::Error& error) {
@@ -253,13 +268,8 @@ Backend::WorkPtr Backend::run(Call call) {
     return run_on(*gpu, title, std::move(description), std::move(calls));
   }
   CallRequest request = prepare(call);
-  const CodecWord codec = codec_for(call, request);
-  if (codec) {
-    // Every rank ends with what codes decode to, the root of a broadcast too, which is else read.
-    for (const at::Tensor& output : call.outputs) {
-      check_tensor(call.title, "tensor", output, Access::write);
-    }
-  }
+  const CodecWord codec = codec_for(call, request, at::kCPU);
+  if (codec) check_outputs(call);
   if (codec && !call.async) {
     const Profiled profiled(call.title, call.inputs);
     const GilRelease release;
@@ -301,7 +311,7 @@ Backend::WorkPtr Backend::run_together(c10d::OpType type, const char* title,
   CombinedWork::Parts parts;
   for (size_t i = 0; i < calls.size(); ++i) {
     calls[i].shown = false;
-    const CodecWord codec = codec_for(calls[i], requests[i]);
+    const CodecWord codec = codec_for(calls[i], requests[i], at::kCPU);
     parts.push_back(start(std::move(calls[i]), std::move(requests[i]), codec));
   }
   if (async) return remember(CombinedWork::make(std::move(description), std::move(parts)));

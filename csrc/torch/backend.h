@@ -57,6 +57,7 @@ struct GroupRequest {
   // Hears of every group that is made, those that are split off too.
   std::function<void(const Backend&)> made{};
   std::optional<CodecChoice> codec{};
+  bool codec_is_chosen = false;  // by measuring calls of CPU tensors, which it serves alone
   uint64_t codec_min_bytes = 0;
   // What else must be equal on all ranks, by name.
   std::map<std::string, std::string> agreed{};
@@ -176,9 +177,11 @@ class Backend final : public c10d::Backend {
   // wait for its peer to receive.
   bool supportsCoalescing() const override { return devices_->possible(); }
 
-  // Of calls from then on that name none; by all ranks, before the first call.
+  // Of calls of CPU tensors from then on that name none: what measuring has chosen. By all ranks,
+  // before the first call.
   void set_codec(CodecWord codec, uint64_t min_bytes) {
     request_.codec = std::move(codec);
+    request_.codec_is_chosen = true;
     request_.codec_min_bytes = min_bytes;
   }
 
@@ -222,8 +225,9 @@ class Backend final : public c10d::Backend {
   // Makes everything dense and points the request at it. `copies` gets what had to be copied.
   CallRequest prepare(Call& call, Tensors* copies = nullptr) const;
   c10::intrusive_ptr<Work> start(Call call, CallRequest request, const CodecWord& codec);
-  // How a call of CPU tensors travels, by what the call, the region or the group says.
-  CodecWord codec_for(const Call& call, const CallRequest& request) const;
+  // How a call of tensors on that device travels, by what the call, the region or the group says.
+  CodecWord codec_for(const Call& call, const CallRequest& request, c10::Device device) const;
+  void check_outputs(const Call& call) const;
   // The message itself where its region says nothing.
   MessageRequest as_region_says(MessageRequest request) const;
   WorkPtr start_message(const char* title, c10d::OpType type, Tensors& tensors,

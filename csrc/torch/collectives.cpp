@@ -122,11 +122,12 @@ Backend::WorkPtr Backend::all_reduce_over(at::Tensor& tensor, const c10d::Allred
                        VectorView& view) {
     if (!residual) return;
     check_tensor(kTitle, name, *residual, Access::write);
-    if (residual->scalar_type() != at::kFloat || !residual->device().is_cpu() ||
+    if (residual->scalar_type() != at::kFloat || residual->device() != tensor.device() ||
         !residual->is_contiguous() || residual->numel() != tensor.numel()) {
-      refuse(kTitle, name, " is a dense float32 CPU tensor of as many elements as the tensor, ",
-             tensor.numel(), "; this one has ", residual->numel(), " of ", residual->scalar_type(),
-             " on ", residual->device(), " and strides ", residual->strides());
+      refuse(kTitle, name, " is a dense float32 tensor of as many elements as the tensor, ",
+             tensor.numel(), ", on ", tensor.device(), "; this one has ", residual->numel(), " of ",
+             residual->scalar_type(), " on ", residual->device(), " and strides ",
+             residual->strides());
     }
     view.blocks.push_back({static_cast<std::byte*>(residual->mutable_data_ptr()),
                            static_cast<uint64_t>(residual->numel())});
@@ -423,7 +424,7 @@ Backend::WorkPtr Backend::barrier_on(c10::Device device, const c10d::BarrierOpti
                   device,          time_of(options.timeout),
                   options.asyncOp, true};
   call.calls.resize(1);
-  call.calls[0].collective = Collective::barrier;
+  call.calls[0].request.collective = Collective::barrier;
   WorkPtr work = devices_->run(std::move(call));
   return work ? remember(std::move(work)) : nullptr;
 }

@@ -158,18 +158,33 @@ std::string DeviceCalls::name_of(const DeviceCall& call, uint64_t sequence) cons
                 call.device.str());
 }
 
+// None starts unless all are in order.
+void DeviceCalls::check(const DeviceCall& call) const {
+  for (const DeviceRequest& one : call.calls) {
+    if (one.codec) {
+      check_codec_request(*control_, {one.request, *one.codec});
+    } else {
+      control_->check(one.request);
+    }
+  }
+}
+
 // What the requests ask for, and then what is to be done with their results, on the stream.
 void DeviceCalls::enqueue(DeviceCall& call, DeviceGroup& group, c10::Stream stream) {
   const Nanoseconds timeout = time_limit(call.timeout);
-  for (CallRequest& request : call.calls) {
-    request.timeout = timeout;
-    group.enqueue(request, stream.native_handle());
+  for (DeviceRequest& one : call.calls) {
+    one.request.timeout = timeout;
+    if (one.codec) {
+      group.enqueue(CodecRequest{one.request, *one.codec}, stream.native_handle());
+    } else {
+      group.enqueue(one.request, stream.native_handle());
+    }
   }
   for (MessageRequest& message : call.messages) message.timeout = timeout;
   if (!call.messages.empty()) group.enqueue(call.messages, stream.native_handle());
   const c10::StreamGuard guard(stream);
-  for (const CallRequest& request : call.calls) {
-    if (request.finalize) request.finalize();
+  for (const DeviceRequest& one : call.calls) {
+    if (one.request.finalize) one.request.finalize();
   }
   for (const MessageRequest& message : call.messages) {
     if (message.finalize) message.finalize();
@@ -199,8 +214,7 @@ void DeviceCalls::note_error(c10::Device device, const c10::Error& error) {
 DeviceCalls::Queued DeviceCalls::queue(DeviceCall& call, bool awaited) {
   const std::lock_guard lock(mutex_);
   if (closed_) fail(ErrorKind::aborted, "rank ", control_->rank(), ": the group was destroyed");
-  // None starts unless all are in order.
-  for (const CallRequest& request : call.calls) control_->check(request);
+  check(call);
   const c10::DeviceGuard device_guard(call.device);
   const Lane& lane = this->lane(call.device);
   const VirtualGuardImpl impl(call.device.type());

@@ -56,6 +56,12 @@ struct DeviceMessage {
   DenseTensors dense;
 };
 
+// A collective, and how its values travel; none: as they are.
+struct DeviceRequest {
+  CallRequest request;
+  std::optional<CodecChoice> codec{};
+};
+
 // Collectives to be queued one after the other, or messages that make progress together; seen by
 // torch as one.
 struct DeviceCall {
@@ -65,9 +71,10 @@ struct DeviceCall {
   std::chrono::milliseconds timeout;
   bool async;
   bool blocking = false;  // the caller waits for the GPU: barriers
-  std::vector<CallRequest> calls{};
+  std::vector<DeviceRequest> calls{};
   std::vector<MessageRequest> messages{};
-  Tensors copies{};  // dense ones of strided tensors, that the requests point to
+  // That the requests point to beside the caller's: dense ones of strided tensors, residuals.
+  Tensors copies{};
 };
 
 // The GPU side of one group. Its libraries' groups are made at the first call on a device, which
@@ -126,6 +133,7 @@ class DeviceCalls {
   std::shared_ptr<DeviceLibrary> library_for(c10::Device device) const;
   Lane& lane(c10::Device device);
   Queued queue(DeviceCall& call, bool awaited);
+  void check(const DeviceCall& call) const;
   static void enqueue(DeviceCall& call, DeviceGroup& group, c10::Stream stream);
   std::string name_of(const DeviceCall& call, uint64_t sequence) const;
 

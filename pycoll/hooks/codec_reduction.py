@@ -57,7 +57,7 @@ class CodecReduction:
         self._group = group
 
     def takes(self, layout: Layout) -> bool:
-        return layout.dtype in _DTYPES and layout.device.type == "cpu"
+        return layout.dtype in _DTYPES
 
     def memory_of(self, unit: Unit) -> dict[str, int]:
         return {self._key(unit): unit.count} if self._two_way else {}

@@ -44,7 +44,8 @@ class CompressionState:
     nothing. A parameter whose gradient on this rank is zero throughout sends nothing and keeps its
     residual.
 
-    Every rank must make its state alike. A state serves one model, of CPU tensors so far.
+    Every rank must make its state alike. A state serves one model, of CPU tensors or, with a codec,
+    of GPU tensors.
 
     Args:
         group: DDP's process group, of pycoll, None for the default one. A codec of its own

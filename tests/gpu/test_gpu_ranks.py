@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 import helpers_gpu
+import helpers_gpu_codecs
 from helpers_gpu import DONE
 from pool import torch_ranks
 
@@ -67,6 +68,12 @@ def capture(calls):
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_a_thousand_replays_of_a_graph_among_eager_calls(world_size):
     done(world_size, helpers_gpu.replayed, capture, 1000)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_calls_over_codecs_have_the_bits_of_the_cpu(world_size):
+    done(world_size, helpers_gpu_codecs.over_codecs)
+    done(world_size, helpers_gpu_codecs.replayed_over_codecs, capture)
 
 
 @pytest.mark.parametrize("world_size", [2, 4])

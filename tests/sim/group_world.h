@@ -60,6 +60,7 @@ void messages_suite(const GroupSettings& settings);
 void graphs_suite(const GroupSettings& settings);
 void places_suite(const GroupSettings& settings);
 void premul_suite(const GroupSettings& settings);
+void codecs_suite(const GroupSettings& settings);
 void sums_suite(const GroupSettings& settings);
 void bits_suite(const GroupSettings& settings);
 void killed_suite(const GroupSettings& settings);

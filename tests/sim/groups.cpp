@@ -23,6 +23,7 @@ std::vector<GroupSuite> pycoll::sim::tests::group_suites() {
       {"places", "vectors that peers use where they lie, memory that is freed and made again",
        places_suite},
       {"premul", "premul_sum with a factor a rank", premul_suite},
+      {"codecs", "collectives over codecs have the bits of those on the CPU", codecs_suite},
       {"sums", "an all_reduce of every type and operation, of sizes around those where it is cut",
        sums_suite},
       {"bits", "sums of fractions have the same bits on every rank, and every time", bits_suite},

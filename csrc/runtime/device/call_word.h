@@ -11,11 +11,14 @@
 namespace pycoll::cuda {
 
 // What kernels compare: collective, type, operation, root and length; of blocks that differ in
-// length, which each rank knows, a hash. Beside it the number of the call, which says how far a
-// rank has come, and is not compared: graphs are replayed. Never 0.
+// length, which each rank knows, a hash. Of codes: the collective that carries them, and type,
+// operation, root, codec and hashed lengths of the call that they stand for. Beside it the number
+// of the call, which says how far a rank has come, and is not compared: graphs are replayed. Never
+// 0.
 uint64_t call_word(const CallRequest& request, uint64_t sequence);
-// A message, or a part of an all_to_all between two ranks, of so many bytes.
-uint64_t letter_word(Collective collective, uint64_t bytes, uint64_t sequence);
+// A message, or a part of an all_to_all between two ranks, of so many bytes; `over`: of codes.
+uint64_t letter_word(Collective collective, uint64_t bytes, uint64_t sequence,
+                     const OverCodec& over = {});
 
 // Not a Collective: messages.
 constexpr Collective kMessages = Collective::kCount;

@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "kernels/cuda/layout.h"
+#include "runtime/device/code_carrier.h"
 
 namespace pycoll::cuda {
 namespace {
@@ -13,6 +14,9 @@ constexpr Nanoseconds kGrace = std::chrono::milliseconds(300);
 constexpr Nanoseconds kPatience = std::chrono::seconds(5);
 constexpr Nanoseconds kPatienceWithDead = std::chrono::seconds(1);
 constexpr Nanoseconds kReleasePeriod = std::chrono::milliseconds(1);
+// Codes of all ranks that go in one call from GPU to GPU, as a multiple of what the CPU path
+// stages: 32 MiB unless somebody chose otherwise.
+constexpr uint64_t kPortionWindows = 64;
 // As in kernels/cuda/layout.h: for callers who give none.
 constexpr Nanoseconds kUsualTimeout = Nanoseconds(Call{}.timeout_ns);
 // Longer than any kernel of ours runs that waits for nobody.
@@ -161,6 +165,45 @@ void CudaGroup::enqueue(const CallRequest& request, void* stream) {
     sequence_.fetch_add(1, std::memory_order_relaxed);
     launch(request, on);
   });
+}
+
+void CudaGroup::enqueue(const CodecRequest& request, void* stream) {
+  throw_if_dead();
+  check_codec_request(control(), request);
+  const auto on = static_cast<cudaStream_t>(stream);
+  in_order(on, request.timeout, [&] {
+    CodecRequest numbered = request;
+    // As a CodecGroup counts.
+    if (!numbered.step) numbered.step = codec_calls_;
+    launch_over_codec(numbered, on);
+    ++codec_calls_;
+  });
+}
+
+// By the group's own collectives, which are work of the stream throughout.
+class CudaGroup::Carrier final : public CodeCarrier {
+ public:
+  explicit Carrier(CudaGroup& group) : group_(group) {}
+
+  int world_size() const override { return group_.world_size(); }
+  int rank() const override { return group_.rank(); }
+  size_t slots() const override { return 2; }
+  uint64_t portion() const override {
+    return group_.control().config().window_bytes * kPortionWindows;
+  }
+  void begin(size_t /*slot*/, const CallRequest& call, cudaStream_t stream) override {
+    group_.sequence_.fetch_add(1, std::memory_order_relaxed);
+    group_.launch(call, stream);
+  }
+  void end(size_t /*slot*/, cudaStream_t /*stream*/) override {}
+
+ private:
+  CudaGroup& group_;
+};
+
+void CudaGroup::launch_over_codec(const CodecRequest& request, cudaStream_t stream) {
+  Carrier carrier(*this);
+  codecs_.run({request}, carrier, stream);
 }
 
 void CudaGroup::check_messages(const std::vector<MessageRequest>& batch) const {

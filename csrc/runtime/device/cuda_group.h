@@ -11,6 +11,7 @@
 
 #include "core/error.h"
 #include "core/fork_mark.h"
+#include "runtime/device/codec_runner.h"
 #include "runtime/device/device_group.h"
 #include "runtime/device/news.h"
 #include "runtime/device/work_clock.h"
@@ -45,6 +46,7 @@ class CudaGroup : public DeviceGroup {
   // throw. (Constructors take what is this rank's own.)
   virtual void connect() {}
   void enqueue(const CallRequest& request, void* stream) final;
+  void enqueue(const CodecRequest& request, void* stream) final;
   void enqueue(const std::vector<MessageRequest>& batch, void* stream) final;
   void check() final;
   void abort(const std::string& reason) final;
@@ -55,6 +57,9 @@ class CudaGroup : public DeviceGroup {
   // Put the work on the stream; the device is current, and the request in order.
   virtual void launch(const CallRequest& request, cudaStream_t stream) = 0;
   virtual void launch(const std::vector<MessageRequest>& batch, cudaStream_t stream) = 0;
+  // The collectives of bytes that such a call is made of are calls of the group, one after the
+  // other.
+  virtual void launch_over_codec(const CodecRequest& request, cudaStream_t stream);
   // What a kernel has reported, if anything.
   virtual std::optional<Error> reported() { return std::nullopt; }
   // Whether what runs a call looks at its timeout, and knows for whom it waited.
@@ -88,8 +93,10 @@ class CudaGroup : public DeviceGroup {
   // on every rank. Messages, which not all ranks make, have that of the call before.
   bool is_captured() const { return launching_ != 0; }
   uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
+  CodecRunner& codecs() { return codecs_; }
 
  private:
+  class Carrier;
   static constexpr size_t kNewsBytes = 256;
 
   void begin_after_last(cudaStream_t stream, unsigned long long capture);
@@ -123,6 +130,8 @@ class CudaGroup : public DeviceGroup {
   const Event captured_;               // the same inside of a capture,
   unsigned long long capture_ = 0;     // which is this one
   unsigned long long launching_ = 0;   // the capture of the call that is being launched
+  CodecRunner codecs_;
+  uint32_t codec_calls_ = 0;
 
   // Guards what check() and abort() change. Never held while order_ is waited for.
   mutable std::mutex state_;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/codec.h"
+#include "runtime/codec_request.h"
 #include "runtime/communicator.h"
 #include "runtime/device/fused_calls.h"
 
@@ -43,6 +44,13 @@ class DeviceGroup {
   // During a capture of the stream: as many replays as one likes, mixed with other calls, as long
   // as all ranks replay in the same order.
   virtual void enqueue(const CallRequest& request, void* stream) = 0;
+
+  // The same for a collective whose values travel as codes, residuals in memory of the device; the
+  // bits are those of a CodecGroup of such ranks. Encoding and decoding are work of the stream, and
+  // codes cross PCIe and the network where anything has to. `in_order` is not looked at. Replays of
+  // a graph have the step, and so the random numbers, of the call that was captured.
+  // not_implemented for what can_compress() refuses, and for sums over more than 64 ranks.
+  virtual void enqueue(const CodecRequest& request, void* stream) = 0;
 
   // The same for messages that make progress together, as between ncclGroupStart and
   // ncclGroupEnd. Messages of a pair of ranks match in the order of calls; tags must be the same at

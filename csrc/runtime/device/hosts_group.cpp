@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/reduce.h"
+#include "runtime/codec_layout.h"
 
 namespace pycoll::cuda {
 namespace {
@@ -81,6 +82,7 @@ void HostsGroup::connect() {
   local_ = static_cast<int>(std::find(here_.begin(), here_.end(), rank()) - here_.begin());
   shares_ = static_cast<int>(here_.size());
   for (const auto& ranks : hosts) shares_ = std::min(shares_, static_cast<int>(ranks.size()));
+  alike_ = shares_ > 1 && shares_ * static_cast<int>(hosts.size()) == world_size();
   if (local_ < shares_) {
     for (const auto& ranks : hosts) between_.push_back(ranks[static_cast<size_t>(local_)]);
   }
@@ -230,6 +232,17 @@ void HostsGroup::gather(const CallRequest& request, std::byte* vector, uint64_t 
   inside_->enqueue(call, stream);
 }
 
+// Runs calls between hosts, in the thread of the host's work.
+std::function<void(CallRequest)> HostsGroup::wire() const {
+  return [ranks = wire_, members = between_](CallRequest call) {
+    try {
+      ranks->run(std::move(call), nullptr);
+    } catch (const Error& error) {
+      throw among(members, "between hosts", error);
+    }
+  };
+}
+
 uint64_t HostsGroup::piece_for(uint64_t bytes) const {
   const uint64_t slot = control().config().slot_bytes;
   const uint64_t even = round_up((bytes + HostWork::kSlots - 1) / HostWork::kSlots, kCut * 16);
@@ -265,14 +278,50 @@ void HostsGroup::sum_between(const CallRequest& request, const Sum& sum, const B
     call.reduce_op = sum.between;
     call.input.blocks.push_back({pinned, out.count});
     call.output = call.input;
-    const auto work = [wire = wire_, members = between_, call] {
-      try {
-        wire->run(CallRequest(call), nullptr);
-      } catch (const Error& error) {
-        throw among(members, "between hosts", error);
-      }
-    };
+    const auto work = [run = wire(), call] { run(CallRequest(call)); };
     host().begin(slot, work, is_captured(), stream);
+  }
+}
+
+// All that is inside of hosts comes before, and after, what crosses: so the network is busy from
+// the first code to the last.
+void HostsGroup::launch_over_codec(const CodecRequest& request, cudaStream_t stream) {
+  if (request.collective != Collective::all_reduce || !alike_) {
+    return StagedGroup::launch_over_codec(request, stream);
+  }
+  CodecRunner::check(request.collective, wire_->world_size());
+  const size_t element = size_of(request.dtype);
+  const std::vector<Range> segments = host_segments(request.codec, request.input.count(), shares_);
+  const auto part_of = [&](const VectorView& vector, const Range& segment, int local) {
+    const Range share = pycoll::share_of(request.codec, segment.count, shares_, local);
+    return block_of(vector, element, {segment.begin + share.begin, share.count});
+  };
+  std::vector<CodecRequest> crossings;
+  for (const Range& segment : segments) {
+    CallRequest call;
+    call.timeout = request.timeout;
+    call.collective = Collective::reduce_scatter;
+    call.dtype = request.dtype;
+    call.reduce_op = request.reduce_op;
+    for (int local = 0; local < shares_; ++local) {
+      call.input.blocks.push_back(part_of(request.input, segment, local));
+    }
+    call.output.blocks.push_back(part_of(request.output, segment, local_));
+    inside_->enqueue(call, stream);
+    crossings.push_back(crossing_of(request, segment, shares_, local_));
+  }
+  StagedCarrier carrier = carrier_among(*wire_, wire());
+  codecs().run(crossings, carrier, stream);
+  for (const Range& segment : segments) {
+    CallRequest call;
+    call.timeout = request.timeout;
+    call.collective = Collective::all_gather;
+    call.dtype = request.dtype;
+    for (int local = 0; local < shares_; ++local) {
+      call.output.blocks.push_back(part_of(request.output, segment, local));
+    }
+    call.input.blocks.push_back(part_of(request.output, segment, local_));
+    inside_->enqueue(call, stream);
   }
 }
 

@@ -3,6 +3,9 @@
 // way, one vector's worth of data crosses between two hosts, however many ranks they have. All else
 // goes through host memory as a whole (StagedGroup).
 //
+// Over a codec, where hosts have as many ranks each, it is the same, and the part between hosts
+// alone is encoded, on the GPU: as runtime/host_codec_call.h has it.
+//
 // Inside of a host it is a group of its own, on whatever path its GPUs have; between hosts, an
 // all_reduce of those ranks that have the same share of the vector. A share goes out, over the wire
 // and back in pieces, so that the copies go on while the wire is busy.
@@ -31,6 +34,7 @@ class HostsGroup final : public StagedGroup {
  protected:
   using StagedGroup::launch;  // messages
   void launch(const CallRequest& request, cudaStream_t stream) override;
+  void launch_over_codec(const CodecRequest& request, cudaStream_t stream) override;
   std::optional<Error> reported() override;
   void ended() override;
 
@@ -60,6 +64,7 @@ class HostsGroup final : public StagedGroup {
               cudaStream_t stream) const;
   void sum_between(const CallRequest& request, const Sum& sum, const Block& share,
                    cudaStream_t stream);
+  std::function<void(CallRequest)> wire() const;
   void divide(DType dtype, const Block& share, cudaStream_t stream) const;
   uint64_t piece_for(uint64_t bytes) const;
   std::byte* scratch(size_t bytes);
@@ -68,6 +73,7 @@ class HostsGroup final : public StagedGroup {
   std::vector<int> between_;  // those that have this rank's share; none: it has no share
   int local_ = 0;             // this rank's place in here_
   int shares_ = 0;            // as many as the smallest host has ranks
+  bool alike_ = false;        // all hosts have as many, two or more
   std::shared_ptr<Communicator> wire_;
   std::shared_ptr<DeviceGroup> inside_;
   PinnedMemory pieces_;                // [HostWork::kSlots]

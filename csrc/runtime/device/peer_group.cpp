@@ -41,6 +41,10 @@ uint32_t fingerprint_of(const CallRequest& request, uint64_t sequence) {
   hash = mix(hash, static_cast<uint64_t>(request.dtype));
   hash = mix(hash, static_cast<uint64_t>(request.reduce_op));
   hash = mix(hash, static_cast<uint64_t>(request.root));
+  if (request.over.codec != 0) {
+    hash = mix(hash, request.over.codec | static_cast<uint64_t>(request.over.layout) << 32);
+    hash = mix(hash, static_cast<uint32_t>(request.over.call));
+  }
   switch (traits.lengths) {
     case Lengths::cut:
       return mix(hash, (traits.output_at_root ? request.input : request.output).count());

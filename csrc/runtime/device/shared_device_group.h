@@ -89,6 +89,7 @@ class SharedDeviceGroup final : public CudaGroup {
     std::vector<std::vector<Block>> to;  // bytes
     std::vector<std::vector<Block>> from;
     Collective kind;
+    OverCodec over{};
   };
   struct Parcel {
     int peer;
@@ -96,8 +97,8 @@ class SharedDeviceGroup final : public CudaGroup {
     uint64_t letter;  // of the whole message
   };
   void exchange(const Mail& mail, cudaStream_t stream) const;
-  std::vector<Parcel> parcels_of(const std::vector<std::vector<Block>>& mail, Collective kind,
-                                 size_t round) const;
+  // Part `round` of what goes to each peer, or comes from there; none where there are no more.
+  std::vector<Parcel> parcels_of(const Mail& mail, bool coming, size_t round) const;
   void post(const std::vector<Parcel>& parcels, cudaStream_t stream) const;
   void collect(const std::vector<Parcel>& parcels, cudaStream_t stream) const;
 

@@ -31,7 +31,7 @@ void SharedDeviceGroup::launch(const std::vector<MessageRequest>& batch, cudaStr
 void SharedDeviceGroup::all_to_all(const CallRequest& request, cudaStream_t stream) const {
   const auto world = static_cast<size_t>(world_size());
   const std::vector<std::vector<Block>> none(world);
-  Mail mail{none, none, Collective::all_to_all};
+  Mail mail{none, none, Collective::all_to_all, request.over};
   CopyList own(stream);
   for (size_t peer = 0; peer < world; ++peer) {
     const Block input = bytes_of(request.input.blocks[peer], request.dtype);
@@ -47,18 +47,18 @@ void SharedDeviceGroup::all_to_all(const CallRequest& request, cudaStream_t stre
   exchange(mail, stream);
 }
 
-// Part `round` of what goes to (or comes from) each peer; none where there are no more.
-std::vector<SharedDeviceGroup::Parcel> SharedDeviceGroup::parcels_of(
-    const std::vector<std::vector<Block>>& mail, Collective kind, size_t round) const {
+std::vector<SharedDeviceGroup::Parcel> SharedDeviceGroup::parcels_of(const Mail& mail, bool coming,
+                                                                     size_t round) const {
+  const std::vector<std::vector<Block>>& blocks = coming ? mail.from : mail.to;
   std::vector<Parcel> parcels;
-  for (size_t peer = 0; peer < mail.size(); ++peer) {
+  for (size_t peer = 0; peer < blocks.size(); ++peer) {
     size_t part = round;
-    for (const Block& block : mail[peer]) {
+    for (const Block& block : blocks[peer]) {
       const size_t parts = (block.count + mailbox_bytes_ - 1) / mailbox_bytes_;
       if (part < parts) {
         const uint64_t begin = part * mailbox_bytes_;
         const uint64_t bytes = std::min<uint64_t>(mailbox_bytes_, block.count - begin);
-        const uint64_t letter = letter_word(kind, block.count, sequence());
+        const uint64_t letter = letter_word(mail.kind, block.count, sequence(), mail.over);
         parcels.push_back({static_cast<int>(peer), {block.data + begin, bytes}, letter});
         break;
       }
@@ -69,11 +69,11 @@ std::vector<SharedDeviceGroup::Parcel> SharedDeviceGroup::parcels_of(
 }
 
 void SharedDeviceGroup::exchange(const Mail& mail, cudaStream_t stream) const {
-  driver_.enqueue({write(place_of(rank(), Side::call), letter_word(mail.kind, 0, sequence()))},
-                  stream);
+  const uint64_t call = letter_word(mail.kind, 0, sequence(), mail.over);
+  driver_.enqueue({write(place_of(rank(), Side::call), call)}, stream);
   for (size_t round = 0;; ++round) {
-    const std::vector<Parcel> out = parcels_of(mail.to, mail.kind, round);
-    const std::vector<Parcel> in = parcels_of(mail.from, mail.kind, round);
+    const std::vector<Parcel> out = parcels_of(mail, false, round);
+    const std::vector<Parcel> in = parcels_of(mail, true, round);
     if (out.empty() && in.empty()) return;
     post(out, stream);
     collect(in, stream);

@@ -10,6 +10,9 @@ namespace {
 
 constexpr size_t kAlign = 64;
 constexpr size_t kLeastRoom = size_t{1} << 20;
+// Codes that cross at a time, as a multiple of what the CPU path sends: 4 MiB unless somebody chose
+// otherwise.
+constexpr uint64_t kPortionSlots = 32;
 
 size_t padded(const Block& block, size_t element) {
   return (block.count * element + kAlign - 1) / kAlign * kAlign;
@@ -81,6 +84,18 @@ void StagedGroup::launch(const CallRequest& request, cudaStream_t stream) {
   host_.begin(0, work, is_captured(), stream);
   host_.end(0, stream);
   copy(on_host.output, request.output, element, stream);
+}
+
+StagedCarrier StagedGroup::carrier_among(const Communicator& ranks,
+                                         std::function<void(CallRequest)> run) {
+  return StagedCarrier({host_, codes_, ranks, std::move(run), is_captured(),
+                        control().config().slot_bytes * kPortionSlots});
+}
+
+void StagedGroup::launch_over_codec(const CodecRequest& request, cudaStream_t stream) {
+  const auto run = [ranks = staging_](CallRequest call) { ranks->run(std::move(call), nullptr); };
+  StagedCarrier carrier = carrier_among(*staging_, run);
+  codecs().run({request}, carrier, stream);
 }
 
 void StagedGroup::launch(const std::vector<MessageRequest>& batch, cudaStream_t stream) {

@@ -7,6 +7,7 @@
 
 #include "runtime/device/cuda_group.h"
 #include "runtime/device/host_work.h"
+#include "runtime/device/staged_carrier.h"
 
 namespace pycoll::cuda {
 
@@ -22,6 +23,7 @@ class StagedGroup : public CudaGroup {
  protected:
   void launch(const CallRequest& request, cudaStream_t stream) override;
   void launch(const std::vector<MessageRequest>& batch, cudaStream_t stream) override;
+  void launch_over_codec(const CodecRequest& request, cudaStream_t stream) override;
   std::optional<Error> reported() override { return host_.failure(); }
   void ended() override;
   bool times_out_itself() const override { return true; }
@@ -29,6 +31,8 @@ class StagedGroup : public CudaGroup {
 
   const Driver& driver() const { return driver_; }
   HostWork& host() { return host_; }
+  // Codes among the ranks of a CPU communicator of this group's; `run` as in StagedCarrier.
+  StagedCarrier carrier_among(const Communicator& ranks, std::function<void(CallRequest)> run);
 
  private:
   // Room for so many bytes, until the next call on the stream.
@@ -40,6 +44,7 @@ class StagedGroup : public CudaGroup {
   std::shared_ptr<Communicator> staging_;  // from connect() on
   // Calls that are under way, and graphs, may use the smaller ones.
   std::vector<PinnedMemory> pinned_;
+  PinnedSlots codes_;
   HostWork host_;  // goes first
 };
 

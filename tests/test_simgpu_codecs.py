@@ -1,0 +1,137 @@
+"""Collectives over codecs on GPU tensors under torch: on the simulated device, against the same
+calls on CPU tensors of the same group."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import helpers_gpu_codecs as helpers
+import native_build
+import pycoll
+import simgpu
+from helpers_gpu import same
+from helpers_gpu_codecs import tensor_of, twice
+from helpers_hooks import Run, gradients_of, joined
+from test_simgpu import DEVICE, on_gpu
+from test_simgpu_shared import capture
+
+# The first test compiles the device.
+pytestmark = pytest.mark.timeout(native_build.BUILD_DEADLINE_S + 300)
+
+
+def run(world_size, function, *arguments, **options):
+    results = simgpu.ranks(world_size, function, *arguments, timeout=240, **options)
+    return [result.value for result in results]
+
+
+@pytest.mark.parametrize(("world_size", "devices"), [(2, 1), (3, 8)])
+def test_direct_calls(world_size, devices):
+    assert run(world_size, helpers.over_codecs, DEVICE, devices=devices) == ["done"] * world_size
+
+
+def group_with_a_codec(rank, w):
+    group = dist.new_group(pg_options=pycoll.Options(codec="int8"))
+    n = 10_000
+    reduced = twice(DEVICE, tensor_of(rank, n), lambda t: dist.all_reduce(t, group=group))
+    exact = sum(tensor_of(r, n) for r in range(w))
+    assert not torch.equal(reduced, exact)
+    torch.testing.assert_close(reduced, exact, rtol=0.02, atol=0.2)
+    wide = tensor_of(rank, w * n)
+    here, cpu = torch.zeros(n, device=DEVICE), torch.zeros(n)
+    dist.reduce_scatter_tensor(here, on_gpu(wide), group=group)
+    dist.reduce_scatter_tensor(cpu, wide, group=group)
+    same(here, cpu)
+    gathered = torch.zeros(w * n, device=DEVICE)
+    dist.all_gather_into_tensor(gathered, on_gpu(tensor_of(rank, n)), group=group)
+    same(gathered, torch.cat([tensor_of(r, n) for r in range(w)]))
+    small = twice(DEVICE, tensor_of(rank, 10), lambda t: dist.all_reduce(t, group=group))
+    torch.testing.assert_close(small, sum(tensor_of(r, 10) for r in range(w)))
+    # Several, seen as one; each travels as codes, or as it is.
+    tensors = [tensor_of(rank, 9000), tensor_of(rank, 12), tensor_of(rank, 8192, "bfloat16")]
+    on_device = [on_gpu(t) for t in tensors]
+    with dist._coalescing_manager(group, torch.device(DEVICE), async_ops=True) as works:
+        for tensor in on_device:
+            dist.all_reduce(tensor, group=group)
+    works.wait()
+    for tensor, ours in zip(tensors, on_device, strict=True):
+        dist.all_reduce(tensor, group=group)
+        same(ours, tensor)
+    return "done"
+
+
+def test_groups_with_a_codec():
+    assert run(2, group_with_a_codec, devices=1) == ["done"] * 2
+
+
+@pytest.mark.parametrize(("devices", "hosts"), [(1, ""), (8, ""), (1, "ab")])
+def test_replays_of_a_graph(devices, hosts):
+    results = run(2, helpers.replayed_over_codecs, DEVICE, capture, devices=devices, hosts=hosts)
+    assert results == ["done"] * 2
+
+
+# ---- Stock DDP. ----
+
+
+def given_gradients(rank, w, codec, options):
+    """What a state makes of the same gradients on a GPU and on the CPU."""
+    runs = [Run(codec, device=device, **options) for device in (DEVICE, "cpu")]
+    for step in range(3):
+        gradients = gradients_of(rank, step)
+        means = []
+        for one, device in zip(runs, (DEVICE, "cpu"), strict=True):
+            given = {name: g.to(device) for name, g in gradients.items()}
+            means.append({name: g.cpu() for name, g in one.step(given).items()})
+        assert joined(means[0]).tobytes() == joined(means[1]).tobytes(), step
+        exact = ["bias", "scale"]
+        np.testing.assert_allclose(joined(means[0], exact), joined(means[1], exact), rtol=1e-6)
+        ours, theirs = ({name: r.cpu() for name, r in one.residuals().items()} for one in runs)
+        assert joined(ours, sorted(ours)).tobytes() == joined(theirs, sorted(ours)).tobytes()
+    return "done"
+
+
+@pytest.mark.parametrize(
+    ("codec", "options"), [("int8", {}), ("ternary", {"two_way": True}), ("fp16", {})]
+)
+def test_compressed_gradients_are_those_of_the_cpu(codec, options):
+    assert run(2, given_gradients, codec, options, devices=1) == ["done"] * 2
+
+
+def trained(rank, device, steps):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 64), nn.Linear(64, 8))
+    model = model.to(device)
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.01)
+    ddp.register_comm_hook(pycoll.CompressionState(None, "int8"), pycoll.compress_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    losses = []
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(1000 * step + rank)
+        x = torch.randn(16, 32, generator=generator)
+        optimizer.zero_grad()
+        loss = (ddp(x.to(device)) - x[:, :8].tanh().to(device)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return torch.cat([p.detach().reshape(-1).cpu() for p in model.parameters()]), losses
+
+
+def trains(rank, w):
+    here, losses = trained(rank, DEVICE, 12)
+    cpu, _ = trained(rank, "cpu", 12)
+    every = [torch.empty_like(here) for _ in range(w)]
+    dist.all_gather(every, here)
+    assert all(torch.equal(one.view(torch.int32), here.view(torch.int32)) for one in every)
+    torch.testing.assert_close(here, cpu, rtol=1e-3, atol=1e-4)
+    assert losses[-1] < 0.8 * losses[0], "nothing was learnt"
+    return "done"
+
+
+@pytest.mark.parametrize(("devices", "hosts"), [(8, ""), (1, "aabb")])
+def test_training_with_a_compressed_hook(devices, hosts):
+    world_size = len(hosts) or 2
+    assert run(world_size, trains, devices=devices, hosts=hosts) == ["done"] * world_size
