@@ -101,8 +101,13 @@ def test_many_rounds(place, suite):
     run(suite, place, 8, 1, **SMALL)
 
 
-@pytest.mark.parametrize("suite", [*LONG, "killed", "codecs"])
-@pytest.mark.parametrize("place", ["shared-2", "shared-4"])
+@pytest.mark.parametrize(
+    ("place", "suite"),
+    [
+        *[(place, suite) for place in ("shared-2", "shared-4") for suite in [*LONG, "killed"]],
+        ("shared-2", "codecs"),
+    ],
+)
 def test_no_kernel_waits_for_a_process_that_shares_its_device(place, suite, tmp_path):
     """The program fails when the executor has counted a spin for another process."""
     sliced = {"PYCOLL_SIM_TIME_SLICE": "1", "PYCOLL_SIM_SLICE_FILE": str(tmp_path / "slices")}

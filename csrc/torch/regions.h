@@ -12,7 +12,7 @@
 #include <string>
 #include <tuple>
 
-#include "runtime/compressed_call.h"
+#include "runtime/codec_request.h"
 
 namespace pycoll::torch_adapter {
 
