@@ -140,7 +140,7 @@ class DeviceLibrary {
 };
 
 // Changes whenever this header or a type that it uses does.
-constexpr int kDeviceInterfaceVersion = 5;
+constexpr int kDeviceInterfaceVersion = 6;
 
 // What the library exports: a new object, or nullptr when its version is another one.
 using DeviceLibraryFunction = DeviceLibrary* (*)(int interface_version);
