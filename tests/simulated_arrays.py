@@ -59,6 +59,12 @@ class Gpu:
         microseconds = ctypes.c_void_p(int(1e6 * seconds))
         self.call("cudaLaunchHostFunc", ctypes.c_void_p(stream), usleep, microseconds)
 
+    def free_memory(self) -> int:
+        """Bytes of the device that this process has not allocated."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self.call("cudaMemGetInfo", ctypes.byref(free), ctypes.byref(total))
+        return free.value
+
     def array(self, values: Any, stream: int | None = None) -> GpuArray:
         """A copy of a NumPy array on the current device, which exports `stream`."""
         return GpuArray(self, np.array(values, order="C"), stream)

@@ -275,6 +275,27 @@ def test_casts_before_the_wire_halve_what_crosses():
     assert len({result for _, result in results}) == 1
 
 
+# ---- Memory. ----
+
+
+def taking_memory(communicator, gpu, n):
+    """Bytes of the device that a group takes for calls over a codec, after one."""
+    array = gpu.array(values_of(communicator.rank, n))
+    communicator.all_reduce(array)  # the group is made
+    gpu.synchronize()
+    before = gpu.free_memory()
+    for codec in ("sign", "int8"):
+        communicator.all_reduce(array, codec=codec)
+    gpu.synchronize()
+    return before - gpu.free_memory()
+
+
+def test_memory_is_bounded_by_the_portion():
+    """Of few bits, sums in float32 are many times as long as codes."""
+    for taken in gpu_ranks("shared", taking_memory, 1 << 20, env=SMALL):
+        assert 0 < taken <= 2 << 20, "half of the vector's own"
+
+
 # ---- Groups with a codec; what is refused. ----
 
 
@@ -332,3 +353,20 @@ def test_ranks_that_differ(place, other):
     kinds = [kind for kind, _ in said]
     assert "MismatchError" in kinds, said
     assert set(kinds) <= {"MismatchError", "AbortedError", "PeerError"}, said
+
+
+def without_a_codec(communicator, gpu):
+    array = gpu.array(values_of(communicator.rank, 9000))
+    communicator.all_reduce(array)
+    codec = "int8" if communicator.rank == 0 else None
+    with pytest.raises(pycoll.Error) as caught:
+        communicator.all_reduce(array, codec=codec, timeout=2, async_op=True).wait()
+        communicator.all_reduce(array, codec=codec, timeout=2, async_op=True).wait()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("place", ["shared", "apart"])
+def test_a_rank_without_the_codec_is_named(place):
+    for said in gpu_ranks(place, without_a_codec):
+        assert "all_reduce over codes" in said or "in all_reduce #2" in said, said
+        assert "rank 0" in said and "rank 1" in said, said

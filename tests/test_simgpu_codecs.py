@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import helpers_gpu_codecs as helpers
 import native_build
@@ -137,3 +138,48 @@ def trains(rank, w):
 def test_training_with_a_compressed_hook(devices, hosts):
     world_size = len(hosts) or 2
     assert run(world_size, trains, devices=devices, hosts=hosts) == ["done"] * world_size
+
+
+class Asked(TorchDispatchMode):
+    """How often the host has asked for what is on a GPU: each stops it until the GPU is there."""
+
+    def __init__(self):
+        super().__init__()
+        self.times = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        to_host = str(kwargs.get("device")) == "cpu"
+        tensors = [x for x in args if isinstance(x, torch.Tensor) and x.device.type == DEVICE]
+        asks = operation is torch.ops.aten._local_scalar_dense.default
+        self.times += bool(tensors) and (asks or to_host)
+        return operation(*args, **kwargs)
+
+
+def asks_in_hooks(rank, w):
+    """By whether the bucket is the last, how often a hook asks the GPU; one parameter is unused."""
+    run, asked = Run("int8", device=DEVICE), {False: 0, True: 0}
+    buckets = 0
+
+    def hook(state, bucket):
+        nonlocal buckets
+        with Asked() as mode:
+            future = pycoll.compress_hook(state, bucket)
+        if state.step > 1 or (state.step == 1 and not bucket.is_last()):
+            asked[bucket.is_last()] += mode.times
+            buckets += 1
+        return future
+
+    ddp = DistributedDataParallel(run.model, bucket_cap_mb=0.02)
+    ddp.register_comm_hook(pycoll.CompressionState(None, "int8", model=ddp), hook)
+    for step in range(3):
+        given = {name: g.to(DEVICE) for name, g in gradients_of(rank, step).items()}
+        given["b"].mul_(float(step == 0))
+        ddp(given).backward()
+    assert buckets > 4
+    return asked[False], asked[True]
+
+
+def test_hooks_do_not_stop_the_backward_pass():
+    """At its end they ask twice: whether the averages are finite, and for some of them."""
+    assert run(2, asks_in_hooks, devices=1) == [(0, 4)] * 2

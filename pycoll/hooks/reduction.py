@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ __all__ = [
     "Group",
     "Reduction",
     "all_finite",
+    "are_finite",
     "check",
     "random_bits",
 ]
@@ -196,6 +198,23 @@ def all_finite(values: torch.Tensor) -> bool:
         return True
     least, greatest = torch.aminmax(values)  # both NaN where one is
     return math.isfinite(least.item()) and math.isfinite(greatest.item())
+
+
+def are_finite(vectors: Sequence[torch.Tensor]) -> bool:
+    """All of them, of any dtypes. Each GPU is asked once, if they are."""
+    by_device: dict[torch.device, list[torch.Tensor]] = {}
+    for values in vectors:
+        if values.numel() > 0:
+            by_device.setdefault(values.device, []).append(values)
+    return all(
+        (device.type != "cpu" and _have_finite_sums(on_it)) or all(map(all_finite, on_it))
+        for device, on_it in by_device.items()
+    )
+
+
+def _have_finite_sums(vectors: Sequence[torch.Tensor]) -> bool:
+    sums = [(torch.view_as_real(x) if x.is_complex() else x).sum().float() for x in vectors]
+    return bool(torch.stack(sums).isfinite().all())
 
 
 def check(condition: bool, text: str) -> None:

@@ -17,7 +17,15 @@ from pycoll.hooks.codec_reduction import CodecReduction, feedback_of
 from pycoll.hooks.memory import Memory
 from pycoll.hooks.names import find_model, named_parameters
 from pycoll.hooks.plan import Layout, Plan, Unit, layout_of, make_plan
-from pycoll.hooks.reduction import Call, Compressor, Exact, Group, Reduction, check
+from pycoll.hooks.reduction import (
+    Call,
+    Compressor,
+    Exact,
+    Group,
+    Reduction,
+    are_finite,
+    check,
+)
 from pycoll.hooks.step import Buckets, UnitStep
 from pycoll.options import MIN_BYTES
 
@@ -479,9 +487,11 @@ class CompressionState:
             calls = [s.call for s in self._launched if self._reduction_of(s.unit) is reduction]
             reduction.finish(calls)
         factor = self._settings["predivide_factor"]
-        finite = [step.give_back(factor) for step in self._launched]
-        self._finite = all(finite)
-        self._history = history.after(self._history, [step.values for step in self._launched])
+        for step in self._launched:
+            step.give_back(factor)
+        averages = [step.values for step in self._launched]
+        self._finite = are_finite(averages)
+        self._history = history.after(self._history, averages)
         if self._momentum is not None:
             self._momentum.deliver(self._compresses())
         self._step += 1

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from pycoll import _core
 from pycoll.hooks.memory import Memory
 from pycoll.hooks.plan import Part, Unit, residual_key
-from pycoll.hooks.reduction import Call, Reduction, all_finite
+from pycoll.hooks.reduction import Call, Reduction
 
 __all__ = ["Buckets", "UnitStep"]
 
@@ -64,7 +64,8 @@ class UnitStep:
     def __init__(self, unit: Unit, buckets: Buckets, scratch: dict[int, torch.Tensor]) -> None:
         self.unit = unit
         self._gradients = [buckets.gradients[name] for name in unit.names]
-        self._withheld: list[Part] = []
+        # Parts that sent no residual; with a mask on a GPU, which says whether it did not.
+        self._withheld: list[tuple[Part, torch.Tensor | None]] = []
         if len(unit.parts) == 1:
             self.values = self._gradients[0]
             return
@@ -85,9 +86,16 @@ class UnitStep:
         residual: they were not used, or the rank has run out of data (torch's Join)."""
         residual = memory.open(residual_key(self.unit), self.unit.count, self.unit.device, scale)
         for part in self.unit.parts:
-            if not _any(part.of(self.values)):
-                self._withheld.append(part)
-                part.of(residual).zero_()
+            mine, values = part.of(residual), part.of(self.values)
+            if self.unit.device.type == "cpu":
+                if not _any(values):
+                    self._withheld.append((part, None))
+                    mine.zero_()
+                continue
+            # The GPU decides: asking it would stop the backward pass.
+            none = values.any().logical_not()
+            self._withheld.append((part, none))
+            mine.masked_fill_(none, 0)
         return residual
 
     def launch(self, reduction: Reduction, call: Call) -> None:
@@ -99,19 +107,20 @@ class UnitStep:
                     vector[places] = vector[sources]
         reduction.launch(call)
 
-    def give_back(self, factor: float) -> bool:
-        """Puts the averages, times `factor`, in place of the gradients. Whether they are finite."""
+    def give_back(self, factor: float) -> None:
+        """Puts the averages, times `factor`, in place of the gradients."""
         if self.call.residual is not None:
             kept = self.call.memory.kept(residual_key(self.unit))
-            for part in self._withheld if kept is not None else ():
+            for part, none in self._withheld if kept is not None else ():
                 # Not in place of it: PowerSGD leaves what others' gradients lack.
-                part.of(self.call.residual).add_(part.of(kept), alpha=self.call.scale)
+                mine = part.of(self.call.residual)
+                whole = torch.add(mine, part.of(kept), alpha=self.call.scale)
+                mine.copy_(whole if none is None else torch.where(none, whole, mine))
         if factor != 1:
             self.values.mul_(factor)
         if len(self.unit.parts) > 1:
             for part, gradient in zip(self.unit.parts, self._gradients, strict=True):
                 gradient.copy_(part.of(self.values))
-        return all_finite(self.values)
 
 
 def _any(values: torch.Tensor) -> bool:

@@ -14,6 +14,9 @@ namespace {
 using Part = CodecLayout::Part;
 
 constexpr size_t kAlign = 256;
+// Bytes of float32 sums at a time, as a multiple of what one call carries: values of few bits would
+// have many times as much.
+constexpr uint64_t kSumPortions = 4;
 
 // ---- Many vectors, as few launches as there can be. ----
 
@@ -82,12 +85,11 @@ struct Portion {
   uint32_t end;
 };
 
-// Codes of a portion, in this order; `sum` are the values that the owner of a chunk encodes.
+// Codes of a portion, in this order.
 struct Area {
   VectorView sent;      // by chunk
   VectorView received;  // by rank, none of this one
   VectorView gathered;  // by chunk
-  float* sum = nullptr;
 };
 
 class CutCall {
@@ -101,7 +103,8 @@ class CutCall {
     // The same on all ranks: of an all_to_all there is one piece.
     const uint64_t piece =
         code_bytes(request.codec, std::min(layout_.longest(), layout_.piece_count()));
-    const uint64_t all = std::max<uint64_t>(piece * static_cast<uint64_t>(world_size_), 1);
+    const uint64_t codes = std::max<uint64_t>(piece * static_cast<uint64_t>(world_size_), 1);
+    const uint64_t all = std::max(codes, piece_sum_bytes() / kSumPortions);
     pieces_ =
         static_cast<uint32_t>(std::clamp<uint64_t>(carrier.portion() / all, 1, layout_.pieces()));
   }
@@ -121,10 +124,13 @@ class CutCall {
     return at;
   }
 
+  // Of the values that the owner of a chunk encodes, for any portion.
+  size_t sum_bytes() const { return pieces_ * piece_sum_bytes(); }
+
   // Stage 0 of each; a call that only gathers has stages 0 and 1. What is to be carried then.
   CallRequest encode(const Portion& portion, const Area& area, cudaStream_t stream) const;
-  // Stage 1, when that was carried; what is next, if anything.
-  std::optional<CallRequest> combine(const Portion& portion, const Area& area,
+  // Stage 1, when that was carried; what is next, if anything. `sums`: free again after it.
+  std::optional<CallRequest> combine(const Portion& portion, const Area& area, float* sums,
                                      cudaStream_t stream) const;
   // Stage 2 of an all_reduce.
   void decode(const Portion& portion, const Area& area, cudaStream_t stream) const;
@@ -134,6 +140,9 @@ class CutCall {
   Area lay_out(const Portion& portion, uintptr_t& at) const;
 
  private:
+  size_t piece_sum_bytes() const {
+    return sums_whole() ? layout_.piece_count() * sizeof(float) : 0;
+  }
   CallRequest carried(Collective collective) const;
   CallRequest exchange_of(const Area& area) const;
   CallRequest gather_of(const Area& area) const;
@@ -149,8 +158,9 @@ class CutCall {
   void for_each_piece(const Portion& portion, const Visit& visit) const {
     for (uint32_t piece = portion.first; piece < portion.end; ++piece) visit(piece);
   }
-  void sum(const Portion& portion, const Area& area, cudaStream_t stream) const;
-  void encode_sum(const Portion& portion, const Area& area, cudaStream_t stream) const;
+  void sum(const Portion& portion, const Area& area, float* sums, cudaStream_t stream) const;
+  void encode_sum(const Portion& portion, const Area& area, const float* sums,
+                  cudaStream_t stream) const;
   void decode_exchanged(const Portion& portion, const Area& area, cudaStream_t stream) const;
 
   const CodecRequest& request_;
@@ -191,11 +201,6 @@ Area CutCall::lay_out(const Portion& portion, uintptr_t& at) const {
     for (const Part& chunk : layout_.output()) {
       area.gathered.blocks.push_back(take(chunk, portion, at));
     }
-    align();
-  }
-  if (sums_whole()) {
-    area.sum = reinterpret_cast<float*>(at);
-    at += (portion.end - portion.first) * layout_.piece_count() * sizeof(float);
     align();
   }
   return area;
@@ -251,24 +256,25 @@ CallRequest CutCall::encode(const Portion& portion, const Area& area, cudaStream
   return first ? exchange_of(area) : gather_of(area);
 }
 
-std::optional<CallRequest> CutCall::combine(const Portion& portion, const Area& area,
+std::optional<CallRequest> CutCall::combine(const Portion& portion, const Area& area, float* sums,
                                             cudaStream_t stream) const {
   if (!exchanges(request_.collective)) {
     decode(portion, area, stream);
     return std::nullopt;
   }
-  if (!sums(request_.collective)) {
+  if (!pycoll::sums(request_.collective)) {
     decode_exchanged(portion, area, stream);
     return std::nullopt;
   }
-  sum(portion, area, stream);
+  sum(portion, area, sums, stream);
   if (!sums_whole()) return std::nullopt;
-  encode_sum(portion, area, stream);
+  encode_sum(portion, area, sums, stream);
   return gather_of(area);
 }
 
-// Into the output, or, where the sum is encoded again, into the area.
-void CutCall::sum(const Portion& portion, const Area& area, cudaStream_t stream) const {
+// Into the output, or, where the sum is encoded again, into `sums`.
+void CutCall::sum(const Portion& portion, const Area& area, float* sums,
+                  cudaStream_t stream) const {
   const bool average = request_.reduce_op == ReduceOp::avg;
   const DecodeList::Sum how{world_size_, average ? static_cast<float>(world_size_) : 1.0f};
   DecodeList list(request_.codec, sums_whole() ? DType::float32 : request_.dtype, how, stream);
@@ -276,9 +282,8 @@ void CutCall::sum(const Portion& portion, const Area& area, cudaStream_t stream)
   for_each_piece(portion, [&](uint32_t piece) {
     const Part part = layout_.piece_of(chunk, piece);
     void* const to =
-        sums_whole()
-            ? static_cast<void*>(area.sum + (piece - portion.first) * layout_.piece_count())
-            : part.data;
+        sums_whole() ? static_cast<void*>(sums + (piece - portion.first) * layout_.piece_count())
+                     : part.data;
     list.add(to, part.count, [&](int32_t peer) {
       return code_of(codes_from(area, static_cast<size_t>(peer)), chunk, portion, piece);
     });
@@ -286,12 +291,13 @@ void CutCall::sum(const Portion& portion, const Area& area, cudaStream_t stream)
   list.launch();
 }
 
-void CutCall::encode_sum(const Portion& portion, const Area& area, cudaStream_t stream) const {
+void CutCall::encode_sum(const Portion& portion, const Area& area, const float* sums,
+                         cudaStream_t stream) const {
   const RandomKey key = key_of_sums(request_, static_cast<int>(rank_));
   EncodeList list(request_.codec, key, DType::float32, stream);
   const Part& chunk = layout_.output()[rank_];
   for_each_piece(portion, [&](uint32_t piece) {
-    const float* const values = area.sum + (piece - portion.first) * layout_.piece_count();
+    const float* const values = sums + (piece - portion.first) * layout_.piece_count();
     list.add(values, layout_.piece_of(chunk, piece),
              code_of(area.gathered.blocks[rank_], chunk, portion, piece));
   });
@@ -353,16 +359,18 @@ void CodecRunner::run(const std::vector<CodecRequest>& calls, CodeCarrier& carri
   std::vector<CutCall> cut;
   cut.reserve(calls.size());
   std::vector<Job> jobs;
-  size_t area_bytes = kAlign;
+  size_t area_bytes = kAlign, sum_bytes = 0;
   for (const CodecRequest& call : calls) {
     check(call.collective, carrier.world_size());
     const CutCall& one = cut.emplace_back(call, carrier);
     for (const Portion& portion : one.portions()) jobs.push_back({&one, portion});
     area_bytes = std::max(area_bytes, one.area_bytes());
+    sum_bytes = std::max(sum_bytes, one.sum_bytes());
   }
   const size_t half = carrier.slots() / 2, behind = half - 1;
   const size_t areas = std::min(jobs.size(), 2 * behind + 1);
-  std::byte* const memory = scratch(areas * area_bytes);
+  std::byte* const memory = scratch(areas * area_bytes + sum_bytes);
+  auto* const sums = reinterpret_cast<float*>(memory + areas * area_bytes);
   for (size_t now = 0; now < jobs.size() + 2 * behind; ++now) {
     if (now < jobs.size()) {
       Job& job = jobs[now];
@@ -374,7 +382,7 @@ void CodecRunner::run(const std::vector<CodecRequest>& calls, CodeCarrier& carri
       const Job& job = jobs[now - behind];
       const size_t slot = (now - behind) % half;
       carrier.end(slot, stream);
-      if (const auto next = job.call->combine(job.portion, job.area, stream)) {
+      if (const auto next = job.call->combine(job.portion, job.area, sums, stream)) {
         carrier.begin(half + slot, *next, stream);
       }
     }

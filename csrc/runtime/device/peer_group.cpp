@@ -88,12 +88,27 @@ ErrorKind kind_of(Trouble trouble) {
   }
 }
 
+// What is reported of a call: its collective and, of codes, that of the call that they stand for.
+uint32_t names_of(const CallRequest& request) {
+  const auto carries = static_cast<uint32_t>(request.collective);
+  if (request.over.codec == 0) return carries;
+  return carries | ((static_cast<uint32_t>(request.over.call) & 0xff) + 1) << 8;  // pack_call()
+}
+
+std::string describe(uint32_t names) {
+  const auto collective = static_cast<Collective>(names & 0xff);
+  if (collective >= Collective::kCount) return "messages";
+  if (names >> 8 == 0) return std::string(name_of(collective));
+  const auto asked = static_cast<Collective>((names >> 8) - 1);
+  return concat(name_of(asked), " over codes, as ", name_of(collective));
+}
+
 const char* words_for(Trouble trouble) {
   switch (trouble) {
     case Trouble::timed_out:
       return "did not come in time";
     case Trouble::mismatch:
-      return "is in another call (other collective, type, operation, root or length)";
+      return "is in another call (other collective, type, operation, root, length or codec)";
     default:
       return "was waited for when the group was given up";
   }
@@ -232,8 +247,8 @@ void PeerGroup::launch_fast(const CallRequest& request, const Call& call, const 
 }
 
 void PeerGroup::launch(const CallRequest& request, cudaStream_t stream) {
-  const Call call = call_of(static_cast<uint32_t>(request.collective),
-                            fingerprint_of(request, sequence()), request.timeout);
+  const Call call =
+      call_of(names_of(request), fingerprint_of(request, sequence()), request.timeout);
   // Before anything is on the stream: it may refuse.
   Vector input = vector_of(request.input);
   if (request.reduce_op == ReduceOp::premul_sum) input = scaled(request, input, stream);
@@ -277,12 +292,14 @@ std::optional<Error> PeerGroup::reported() {
   const auto trouble = static_cast<Trouble>(load_word(record.trouble, std::memory_order_acquire));
   if (trouble == Trouble::none) return std::nullopt;
   const auto read = [](uint32_t& word) { return load_word(word, std::memory_order_relaxed); };
-  const auto collective = static_cast<Collective>(read(record.collective));
-  const bool messages = collective >= Collective::kCount;
-  return Error(kind_of(trouble),
-               concat("rank ", rank(), ": in ", messages ? "messages" : name_of(collective), " #",
-                      read(record.sequence), " on the GPU, rank ", read(record.peer), " ",
-                      words_for(trouble)));
+  const uint32_t names = read(record.collective);
+  // A rank without the codec may wait in a kernel that this one does not meet.
+  const bool unlike = trouble == Trouble::timed_out && names >> 8 != 0;
+  return Error(
+      kind_of(trouble),
+      concat("rank ", rank(), ": in ", describe(names), " #", read(record.sequence),
+             " on the GPU, rank ", read(record.peer), " ", words_for(trouble),
+             unlike ? "; every rank must give the call a codec, or be in the same region" : ""));
 }
 
 void PeerGroup::release_waits() {
