@@ -53,7 +53,8 @@ class CompressionState:
     residual.
 
     Every rank must make its state alike. A state serves one model, of CPU tensors or, with a codec,
-    of GPU tensors.
+    of GPU tensors. At the end of a backward pass it waits for the averages on the GPU: whether the
+    step counts depends on them.
 
     Args:
         group: DDP's process group, of pycoll, None for the default one. A codec of its own
