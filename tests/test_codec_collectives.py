@@ -433,12 +433,13 @@ def test_a_forked_child_cannot_wait():
     group.close()
 
 
-def without_descriptors(communicator):
+def without_descriptors(communicator, left):
     x = values_of(communicator.rank, 20_000)
     communicator.all_reduce(x)
     if communicator.rank == 1:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, most))
+        used = len(os.listdir("/proc/self/fd")) - 1
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + left, most))
     start = time.monotonic()
     with pytest.raises(pycoll.Error) as caught:
         communicator.all_reduce(x, codec="int8")
@@ -447,8 +448,12 @@ def without_descriptors(communicator):
     return str(caught.value), time.monotonic() - start
 
 
-def test_a_rank_without_lanes_tells_its_peers():
-    results = [r.value for r in communicator_ranks(2, without_descriptors, timeout=60)]
+# A lane takes descriptors in shared memory alone, in two steps.
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_a_rank_without_lanes_tells_its_peers(left):
+    env = {"PYCOLL_TRANSPORT": "shm"}
+    ranks = communicator_ranks(2, without_descriptors, left, env=env, timeout=60)
+    results = [rank.value for rank in ranks]
     assert "open files" in results[1][0]
     assert results[0][1] < 10
 

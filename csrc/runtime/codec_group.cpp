@@ -110,15 +110,11 @@ void CodecGroup::connect(const Interrupt& interrupt) {
 }
 
 void CodecGroup::make_lanes(const Interrupt& interrupt) {
-  const Interrupt look = [&] {
-    group_->throw_if_dead();
-    if (interrupt) interrupt();
-  };
   CodecLanes made;
   HostLanes between_hosts;
-  made.exchange = group_->split(0, look);
-  made.gather = group_->split(0, look);
-  if (has_host_lanes(group_->hosts())) between_hosts = HostLanes::make(*group_, look);
+  made.exchange = group_->split(0, interrupt);
+  made.gather = group_->split(0, interrupt);
+  if (has_host_lanes(group_->hosts())) between_hosts = HostLanes::make(*group_, interrupt);
   const std::lock_guard lock(mutex_);
   if (closed_) refuse_closed();
   lanes_ = std::move(made);

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <map>
 
+#include "core/error.h"
 #include "runtime/communicator.h"
 
 namespace pycoll {
@@ -89,6 +90,16 @@ std::shared_ptr<Communicator> Communicator::split(int color, const Interrupt& in
     exchange(*this, {}, interrupt);  // the others publish
     return nullptr;
   }
+  // The store here keeps no note of a rank that gives up, but this group hears of its own end.
+  const Interrupt watch = [&] {
+    throw_if_dead();
+    if (const auto text = peer_abort()) fail(ErrorKind::aborted, *text);
+    for (const int member : members) {
+      if (member == rank_ || transport_->peer_state(member) == PeerState::alive) continue;
+      fail(ErrorKind::peer_failed, "rank ", member, " has gone while a part of the group was made");
+    }
+    if (interrupt) interrupt();
+  };
   GroupStore store(*this, members, interrupt);
   BootstrapRequest request;
   request.store = &store;
@@ -97,7 +108,7 @@ std::shared_ptr<Communicator> Communicator::split(int color, const Interrupt& in
       static_cast<int>(std::find(members.begin(), members.end(), rank_) - members.begin());
   request.world_size = static_cast<int>(members.size());
   request.config = config_;
-  request.interrupt = interrupt;
+  request.interrupt = watch;
   request.table = table_;
   return make(request, connector_, timeout_.load(std::memory_order_relaxed));
 }
