@@ -1,18 +1,28 @@
 #include "core/host.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/utsname.h>
 
-#include <fstream>
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include "core/error.h"
+#include "core/fd.h"
 
 namespace pycoll {
 namespace {
 
+// Empty where there is no such file. Throws Error(system) when there is no descriptor left to look:
+// a rank that took that for an answer would seem to be on another host.
 std::string first_line(const char* path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
+  const UniqueFd file(::open(path, O_RDONLY | O_CLOEXEC));
+  if (!file && (errno == EMFILE || errno == ENFILE)) fail(ErrorKind::system, errno_text(path));
+  std::array<char, 256> text;
+  const ssize_t length = file ? ::read(file.get(), text.data(), text.size()) : 0;
+  const std::string all(text.data(), static_cast<size_t>(std::max<ssize_t>(length, 0)));
+  return all.substr(0, all.find('\n'));
 }
 
 std::string namespace_id(const std::string& name) {

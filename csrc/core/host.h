@@ -6,7 +6,7 @@
 namespace pycoll {
 
 // Boot id and network namespace: processes with the same reach each other over loopback. One word
-// of text.
+// of text. Both throw Error(system) when the process has no descriptor left to find out.
 std::string network_identity();
 
 // Boot id and network, mount, pid and user namespaces: processes with the same can share memory,
