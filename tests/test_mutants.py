@@ -73,11 +73,13 @@ def test_the_checks_pass_without_a_mutant(tree):
 
 
 def one_a_check() -> list:
-    """The gate shows of every check that it sees; the other bugs that it must find are `full`."""
+    """The gate shows of every check that it sees; the other bugs that it must find are `full`, and
+    one in a header that all sources include, since it compiles everything anew."""
     seen: set[str] = set()
     parameters = []
     for mutant in MUTANTS:
-        marks = [pytest.mark.full] if mutant.check in seen else []
+        spared = mutant.check in seen or mutant.file == "csrc/runtime/operation.h"
+        marks = [pytest.mark.full] if spared else []
         parameters.append(pytest.param(mutant, id=mutant.name, marks=marks))
         seen.add(mutant.check)
     return parameters

@@ -340,7 +340,7 @@ def death_with_forked_children(rank, world_size, directory, pidfds, transport, h
     return kind, text, when - start
 
 
-@pytest.mark.parametrize("how", ["fork", "loader"])
+@pytest.mark.parametrize("how", ["fork", pytest.param("loader", marks=pytest.mark.full)])
 @pytest.mark.parametrize("pidfds", [True, False], ids=["pidfd", "no_pidfd"])
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_children_do_not_hide_a_death(transport, pidfds, how):

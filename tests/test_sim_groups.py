@@ -67,11 +67,16 @@ CASES = [(place, suite) for place in PLACES for suite in SUITES if can_run(place
 LONG = ["collectives", "messages", "graphs", "places"]
 # More ranks, or fewer, of kinds that the gate has.
 MORE = ["shared-2", "shared-4", "peers-4"]
+# Long, and made of what other places have.
+LONGEST = [("mixed-4", "codecs")]
 
 
 def marked(cases: list[tuple[str, str]]) -> list:
     """All of them in full; in the gate each kind of place once."""
-    return [pytest.param(*case, marks=[pytest.mark.full] * (case[0] in MORE)) for case in cases]
+    return [
+        pytest.param(*case, marks=[pytest.mark.full] * (case[0] in MORE or case in LONGEST))
+        for case in cases
+    ]
 
 
 def run(suite: str, place: str, cases: int, seed: int, *, sanitizer: str = "", **rest) -> None:
