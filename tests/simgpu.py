@@ -22,6 +22,7 @@ import pytest
 import mounts
 import native_build
 from pool import RankResult, torch_ranks
+from pool import alone as alone_in_the_pool
 
 LIBRARY = "libpycoll_simgpu.so"
 
@@ -32,6 +33,20 @@ def require() -> Path:
     if isinstance(built, str):
         pytest.skip(built)
     return built
+
+
+def alone(function: Callable[[], Any], **options: Any) -> Any:
+    """`function()` in one process with the device and its library, without a group."""
+    return alone_in_the_pool(_alone, function, str(require()), **options)
+
+
+def _alone(function: Callable[[], Any], directory: str) -> Any:
+    from pycoll import _native
+
+    load(Path(directory), None)
+    library = Path(directory) / LIBRARY
+    _native.gpu_library = lambda: library
+    return function()
 
 
 def load(directory: Path, library: str | None = LIBRARY) -> Any:

@@ -6,8 +6,6 @@ codecs; here against the reference in NumPy, through all layers.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -153,20 +151,9 @@ def refused(gpu):
 # ---- Tensors. ----
 
 
-def on_tensors(function):
-    pool.alone(_with_tensors, function, str(simgpu.require()), env=ENV, timeout=TIMEOUT_S)
-
-
-def _with_tensors(function, directory):
-    simgpu.load(Path(directory), None)
-    library = Path(directory) / simgpu.LIBRARY
-    _native.gpu_library = lambda: library
-    function()
-
-
 def test_tensors():
     pytest.importorskip("torch")
-    on_tensors(every_type_of_tensor)
+    simgpu.alone(every_type_of_tensor, env=ENV, timeout=TIMEOUT_S)
 
 
 def every_type_of_tensor():
@@ -197,7 +184,7 @@ def every_type_of_tensor():
 
 def test_tensors_on_the_current_stream():
     pytest.importorskip("torch")
-    on_tensors(on_the_current_stream)
+    simgpu.alone(on_the_current_stream, env=ENV, timeout=TIMEOUT_S)
 
 
 def on_the_current_stream():

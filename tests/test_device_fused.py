@@ -7,12 +7,10 @@ layers, on lists of tensors.
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 
 import native_build
-import pool
 import pycoll
 import simgpu
 from pycoll import _native
@@ -30,14 +28,7 @@ pytestmark = pytest.mark.timeout(native_build.BUILD_DEADLINE_S + TIMEOUT_S)
 
 
 def on_gpu(function):
-    pool.alone(_on_gpu, function, str(simgpu.require()), env=ENV, timeout=TIMEOUT_S)
-
-
-def _on_gpu(function, directory):
-    simgpu.load(Path(directory), None)
-    library = Path(directory) / simgpu.LIBRARY
-    _native.gpu_library = lambda: library
-    function()
+    simgpu.alone(function, env=ENV, timeout=TIMEOUT_S)
 
 
 def gradients(dtypes=DTYPES, seed=0, spoilt=False):
