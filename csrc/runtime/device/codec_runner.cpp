@@ -1,7 +1,6 @@
 #include "runtime/device/codec_runner.h"
 
 #include <algorithm>
-#include <bit>
 #include <optional>
 
 #include "core/error.h"
@@ -339,14 +338,6 @@ void CodecRunner::check(Collective collective, int ranks) {
        ranks, " ranks; up to ", kMaxCodes, " can be: call it without a codec, or on CPU memory");
 }
 
-std::byte* CodecRunner::scratch(size_t bytes) {
-  if (scratch_.empty() || scratch_.back().size() < bytes) {
-    const RelaxedCapture relaxed;
-    scratch_.emplace_back(std::bit_ceil(bytes));
-  }
-  return scratch_.back().data();
-}
-
 // A portion is carried for so many portions' time before the stream waits for it, twice: calls that
 // gather have the slots of the upper half.
 void CodecRunner::run(const std::vector<CodecRequest>& calls, CodeCarrier& carrier,
@@ -369,7 +360,7 @@ void CodecRunner::run(const std::vector<CodecRequest>& calls, CodeCarrier& carri
   }
   const size_t half = carrier.slots() / 2, behind = half - 1;
   const size_t areas = std::min(jobs.size(), 2 * behind + 1);
-  std::byte* const memory = scratch(areas * area_bytes + sum_bytes);
+  std::byte* const memory = scratch_.room(areas * area_bytes + sum_bytes);
   auto* const sums = reinterpret_cast<float*>(memory + areas * area_bytes);
   for (size_t now = 0; now < jobs.size() + 2 * behind; ++now) {
     if (now < jobs.size()) {

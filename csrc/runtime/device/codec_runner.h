@@ -12,6 +12,7 @@
 
 #include "runtime/codec_request.h"
 #include "runtime/device/code_carrier.h"
+#include "runtime/device/kept_memory.h"
 #include "transport/cuda_ipc/runtime_api.h"
 
 namespace pycoll::cuda {
@@ -26,8 +27,7 @@ class CodecRunner {
   void run(const std::vector<CodecRequest>& calls, CodeCarrier& carrier, cudaStream_t stream);
 
  private:
-  std::byte* scratch(size_t bytes);
-  std::vector<DeviceMemory> scratch_;  // graphs may use the smaller ones
+  KeptMemory<DeviceMemory> scratch_;
 };
 
 }  // namespace pycoll::cuda

@@ -1,7 +1,6 @@
 #include "runtime/device/hosts_group.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "core/error.h"
 #include "kernels/cuda/kernels.h"
@@ -173,7 +172,7 @@ void HostsGroup::all_reduce(const CallRequest& request, const Sum& sum, const Pa
   const bool wider = sum.dtype != request.dtype;
   CastCall widen{.from = request.dtype, .to = sum.dtype, .input = from, .count = part.count};
   if (wider) {
-    widen.output = from = to = scratch(part.count * element);
+    widen.output = from = to = scratch_.room(part.count * element);
     require(cast(widen, stream), "widening the input");
   }
   scatter(request, sum, from, to, part.count, stream);
@@ -333,14 +332,6 @@ void HostsGroup::divide(DType dtype, const Block& share, cudaStream_t stream) co
   call.input[0] = call.output[0] = share.data;
   call.end = share.count;
   require(reduce_many(call, stream), "dividing the sum");
-}
-
-std::byte* HostsGroup::scratch(size_t bytes) {
-  if (scratch_.empty() || scratch_.back().size() < bytes) {
-    const RelaxedCapture relaxed;
-    scratch_.emplace_back(std::bit_ceil(bytes));
-  }
-  return scratch_.back().data();
 }
 
 }  // namespace pycoll::cuda

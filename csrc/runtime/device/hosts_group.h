@@ -67,7 +67,6 @@ class HostsGroup final : public StagedGroup {
   std::function<void(CallRequest)> wire() const;
   void divide(DType dtype, const Block& share, cudaStream_t stream) const;
   uint64_t piece_for(uint64_t bytes) const;
-  std::byte* scratch(size_t bytes);
 
   std::vector<int> here_;     // the ranks of this host
   std::vector<int> between_;  // those that have this rank's share; none: it has no share
@@ -76,8 +75,8 @@ class HostsGroup final : public StagedGroup {
   bool alike_ = false;        // all hosts have as many, two or more
   std::shared_ptr<Communicator> wire_;
   std::shared_ptr<DeviceGroup> inside_;
-  PinnedMemory pieces_;                // [HostWork::kSlots]
-  std::vector<DeviceMemory> scratch_;  // graphs may use the smaller ones
+  PinnedMemory pieces_;  // [HostWork::kSlots]
+  KeptMemory<DeviceMemory> scratch_;
 };
 
 }  // namespace pycoll::cuda

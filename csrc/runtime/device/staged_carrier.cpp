@@ -1,7 +1,6 @@
 #include "runtime/device/staged_carrier.h"
 
 #include <algorithm>
-#include <bit>
 
 namespace pycoll::cuda {
 namespace {
@@ -26,15 +25,6 @@ void copy(const void* from, void* to, size_t bytes, cudaStream_t stream) {
 
 }  // namespace
 
-std::byte* PinnedSlots::room(size_t slot, size_t bytes) {
-  std::vector<PinnedMemory>& given = slots_[slot];
-  if (given.empty() || given.back().size() < bytes) {
-    const RelaxedCapture relaxed;
-    given.emplace_back(std::bit_ceil(std::max(bytes, kLeastRoom)));
-  }
-  return given.back().data();
-}
-
 // A block that is sent from where it is received, a rank's own of an all_gather, has one image, and
 // need not come back.
 void StagedCarrier::begin(size_t slot, const CallRequest& call, cudaStream_t stream) {
@@ -44,7 +34,7 @@ void StagedCarrier::begin(size_t slot, const CallRequest& call, cudaStream_t str
   on_host.dtype = call.dtype;
   on_host.root = call.root;
   on_host.over = call.over;
-  std::byte* at = parts_.memory.room(slot, padded(call.input) + padded(call.output));
+  std::byte* at = parts_.memory[slot].room(padded(call.input) + padded(call.output), kLeastRoom);
   const auto image_of = [&at](const Block& block) {
     const Block image{at, block.count};
     at += padded(block);

@@ -9,18 +9,12 @@
 #include "runtime/communicator.h"
 #include "runtime/device/code_carrier.h"
 #include "runtime/device/host_work.h"
+#include "runtime/device/kept_memory.h"
 
 namespace pycoll::cuda {
 
-// Pinned memory of the slots of a HostWork. Calls that are under way, and graphs, may use what was
-// given before: nothing is freed.
-class PinnedSlots {
- public:
-  std::byte* room(size_t slot, size_t bytes);
-
- private:
-  std::array<std::vector<PinnedMemory>, HostWork::kSlots> slots_;
-};
+// Of the slots of a HostWork.
+using PinnedSlots = std::array<KeptMemory<PinnedMemory>, HostWork::kSlots>;
 
 class StagedCarrier final : public CodeCarrier {
  public:

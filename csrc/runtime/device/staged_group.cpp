@@ -1,8 +1,5 @@
 #include "runtime/device/staged_group.h"
 
-#include <algorithm>
-#include <bit>
-
 #include "core/error.h"
 
 namespace pycoll::cuda {
@@ -57,18 +54,10 @@ void StagedGroup::ended() {
   if (staging_ != nullptr) staging_->abort("its work on GPUs has ended");
 }
 
-std::byte* StagedGroup::room(size_t bytes) {
-  if (pinned_.empty() || pinned_.back().size() < bytes) {
-    const RelaxedCapture relaxed;
-    pinned_.emplace_back(std::bit_ceil(std::max(bytes, kLeastRoom)));
-  }
-  return pinned_.back().data();
-}
-
 void StagedGroup::launch(const CallRequest& request, cudaStream_t stream) {
   const size_t element = size_of(request.dtype);
   const size_t inputs = padded(request.input, element);
-  std::byte* const memory = room(inputs + padded(request.output, element));
+  std::byte* const memory = pinned_.room(inputs + padded(request.output, element), kLeastRoom);
   CallRequest on_host;
   on_host.timeout = request.timeout;
   on_host.collective = request.collective;
@@ -103,7 +92,7 @@ void StagedGroup::launch(const std::vector<MessageRequest>& batch, cudaStream_t 
   for (const MessageRequest& message : batch) {
     bytes += padded(message.block, size_of(message.dtype));
   }
-  std::byte* at = room(bytes);
+  std::byte* at = pinned_.room(bytes, kLeastRoom);
   std::vector<MessageRequest> on_host;
   for (const MessageRequest& message : batch) {
     const size_t element = size_of(message.dtype);

@@ -35,15 +35,11 @@ class StagedGroup : public CudaGroup {
   StagedCarrier carrier_among(const Communicator& ranks, std::function<void(CallRequest)> run);
 
  private:
-  // Room for so many bytes, until the next call on the stream.
-  std::byte* room(size_t bytes);
-
   const Driver driver_;
   // The same ranks. What the caller runs on the group's communicator comes when the caller makes
   // it, and this when streams come to it: two orders.
   std::shared_ptr<Communicator> staging_;  // from connect() on
-  // Calls that are under way, and graphs, may use the smaller ones.
-  std::vector<PinnedMemory> pinned_;
+  KeptMemory<PinnedMemory> pinned_;        // of a call, until the next one on the stream
   PinnedSlots codes_;
   HostWork host_;  // goes first
 };
