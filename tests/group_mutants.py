@@ -31,8 +31,8 @@ MUTANTS = [
     codecs(
         "images_shared",
         CARRIER,
-        "std::vector<PinnedMemory>& given = slots_[slot];",
-        "std::vector<PinnedMemory>& given = slots_[slot - slot];",
+        "parts_.memory[slot].room(",
+        "parts_.memory[slot - slot].room(",
         "calls that are under way have the same pinned memory",
     ),
     codecs(
