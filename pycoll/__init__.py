@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     )
     from pycoll.communicator import Communicator, Work
     from pycoll.direct import all_reduce
+    from pycoll.flight import dump_flight_records
     from pycoll.hooks import (
         CompressionState,
         OneBitAdam,
@@ -107,6 +108,7 @@ __all__ = [
     "codec_of",
     "compress_hook",
     "decode",
+    "dump_flight_records",
     "empty",
     "empty_array",
     "encode",
@@ -146,6 +148,7 @@ _HOMES = {
     "FileStore": "store",
     "Options": "options",
     "all_reduce": "direct",
+    "dump_flight_records": "flight",
     "CompressionState": "hooks",
     "OneBitAdam": "hooks",
     "PowerSGD": "hooks",

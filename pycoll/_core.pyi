@@ -725,3 +725,23 @@ def allocate_shareable(bytes: int) -> npt.NDArray[np.uint8] | None: ...
 def is_shareable(address: int, bytes: int) -> bool: ...
 def shareable_statistics() -> dict[str, int]:
     """Without making an arena: zeros until there is one."""
+
+# ---- flight records --------------------------------------------------------------------------
+
+def flight_snapshot() -> bytes:
+    """The records of this module's groups (pycoll/flight/records.py); empty when there are none."""
+
+def dump_flight(directory: str) -> str:
+    """Writes them into a file there and returns its path; empty when there are none."""
+
+def describe_call(call: bytes) -> str:
+    """A recorded call in words, from its 40 bytes."""
+
+def call_fingerprint(call: bytes) -> int:
+    """Equal for calls that fit together, from the 40 bytes of one."""
+
+def dtype_name(dtype: int) -> str:
+    """The name of a recorded dtype."""
+
+def ticks() -> int:
+    """What this processor's time stamp counts now."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import re
+import sys
 import warnings
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -59,6 +60,12 @@ def load() -> ModuleType:
         # CPU tensors can do without it.
         warnings.warn(f"pycoll cannot serve CUDA tensors: {problem}", stacklevel=2)
     return module
+
+
+def loaded() -> list[ModuleType]:
+    """The module that this process uses; empty when it has made no process group."""
+    name = re.compile(r"pycoll\._c10d_\d+_\d+")
+    return [module for key, module in list(sys.modules.items()) if name.fullmatch(key)]
 
 
 def _module() -> ModuleType:

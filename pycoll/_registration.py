@@ -22,11 +22,13 @@ def create(options: Any, backend_options: Any) -> Any:
     from pycoll._codec_choice import choose_for_new_group, groups
     from pycoll.auto import Auto, Choice, asked_for
     from pycoll.codecs import Codec
+    from pycoll.flight.dump import dump_on_signal
     from pycoll.options import Options
 
     native = _native.load()
     settings = Options.of(backend_options)
     variables, table = settings.resolve()
+    dump_on_signal(variables)
 
     def make(
         name: str, codec: Codec | None, min_bytes: int, agreed: Mapping[str, str] | None = None

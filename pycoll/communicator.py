@@ -26,6 +26,7 @@ from pycoll._regions import open_regions
 from pycoll._store_adapter import adapt_store
 from pycoll.auto import Auto, Choice
 from pycoll.codecs import Codec
+from pycoll.flight.dump import dump_on_signal
 from pycoll.options import Options
 
 __all__ = ["Communicator", "Work"]
@@ -108,6 +109,7 @@ class Communicator(Messages):
             )
         settings = Options.of(options)
         variables, table = settings.resolve()
+        dump_on_signal(variables)
         self.rank = rank
         self.world_size = world_size
         self._core = _core.CommunicatorCore(

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import pycoll
 from helpers_scripts import fork, keep, run_scripts
-from pool import alone, torch_ranks
+from pool import alone, communicator_ranks, torch_ranks
 from pycoll import _core
 
 MIB = 1 << 20
@@ -337,6 +337,39 @@ def group_and_child(rank, w):
     assert bool((tensor == w * (w + 1) / 2).all())
     dist.all_reduce(tensor)
     assert bool((tensor == w * w * (w + 1) / 2).all())
+
+
+def children_meet(communicator, directory):
+    """The children of two ranks make a group, beside that of their parents."""
+    rank, world = communicator.rank, communicator.world_size
+    shared = pycoll.empty_array(MIB)
+    shared[:] = rank + 1
+    communicator.all_reduce(np.ones(4))
+
+    def child():
+        store = pycoll.FileStore(os.path.join(directory, "children"), timeout=20)
+        with pycoll.Communicator(store, rank, world, name="children") as group:
+            ordinary = np.full(MIB, 10.0 * (rank + 1), np.float32)
+            group.all_reduce(ordinary)
+            group.all_reduce(shared)  # its parent's, and its own from the fork on
+            new = pycoll.empty_array(MIB)
+            new[:] = np.arange(MIB) + rank
+            group.all_reduce(new)
+            sums = (ordinary.min(), ordinary.max(), shared.min(), shared.max())
+            return all(np.equal(sums, (30, 30, 3, 3))) and new[7] == 15
+
+    status, text = fork(child)
+    assert (status, text) == (0, "True")
+    communicator.all_reduce(shared)
+    assert shared.min() == shared.max() == 3
+
+
+def test_children_of_ranks_make_groups(tmp_path):
+    for transport in ("shm", "tcp"):
+        place = tmp_path / transport
+        place.mkdir()
+        env = {"PYCOLL_TRANSPORT": transport}
+        communicator_ranks(2, children_meet, str(place), env=env, timeout=60)
 
 
 def test_a_group_of_processes_with_children():

@@ -144,6 +144,11 @@ constexpr ConfigVariable kVariables[] = {
      "1; forked children see what their parent writes there later",
      [](Config& c, const std::string& t) { c.shared_allocator = bytes_between(t, 0, 1) == 1; },
      [](const Config& c) { return std::to_string(int{c.shared_allocator}); }, false},
+    {"PYCOLL_DUMP_DIR",
+     "directory for the flight records of a process whose group fails, or which gets SIGUSR1; "
+     "empty: none are written (`pycoll doctor --dump` reads them)",
+     [](Config& c, const std::string& t) { c.dump_dir = t; },
+     [](const Config& c) { return c.dump_dir; }, false},
     {"PYCOLL_BLOCKING_WAIT",
      "1: wait() of a call on a GPU blocks the caller until it is done, instead of the stream; 0 or "
      "1 (also read from TORCH_NCCL_BLOCKING_WAIT)",

@@ -38,6 +38,7 @@ struct Config {
   double heartbeat = 10;            // PYCOLL_HEARTBEAT: seconds of silence that mean a lost host
   std::string isa;                  // PYCOLL_ISA: forces a kernel instruction set; empty: the best
   bool shared_allocator = false;    // PYCOLL_SHARED_ALLOCATOR: large CPU tensors in the arena
+  std::string dump_dir;             // PYCOLL_DUMP_DIR: where flight records go when a group fails
   bool blocking_wait = false;  // PYCOLL_BLOCKING_WAIT: wait() of calls on GPUs blocks the caller
   bool high_priority = false;  // PYCOLL_HIGH_PRIORITY: asynchronous calls on GPUs come first there
 

@@ -13,6 +13,7 @@ void bind_kernels(pybind11::module_& module);
 void bind_codec(pybind11::module_& module);
 void bind_fused(pybind11::module_& module);
 void bind_communicator(pybind11::module_& module);
+void bind_flight_words(pybind11::module_& module);
 void bind_device(pybind11::module_& module);
 void bind_arena(pybind11::module_& module);
 

@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "core/host.h"
 #include "device_calls.h"
+#include "flight_calls.h"
 #include "fork_hooks.h"
 #include "gil.h"
 #include "group_options.h"
@@ -193,10 +194,12 @@ class PyCommunicator {
  public:
   PyCommunicator(py::object store, int rank, int world_size, const std::string& prefix,
                  double timeout, const Variables& variables, const std::vector<TableRow>& table,
-                 const Variables& agreed, NetworkRegistry& networks) {
+                 const Variables& agreed, NetworkRegistry& networks,
+                 std::shared_ptr<FlightRecorder> recorder) {
     PythonStore adapter(std::move(store));
-    BootstrapRequest request{&adapter,      prefix,          rank,  world_size, Config::from_env(),
-                             check_signals, rules_of(table), agreed};
+    BootstrapRequest request{
+        &adapter,      prefix,          rank,   world_size,         Config::from_env(),
+        check_signals, rules_of(table), agreed, std::move(recorder)};
     apply_variables(variables, request.config);
     const GilRelease release;
     communicator_ = Communicator::make(request, networks.network_for(prefix, request.config),
@@ -385,20 +388,22 @@ std::vector<std::tuple<std::string, std::string, std::string>> try_transports() 
 void bind_groups(py::module_& m) {
   const auto networks = std::make_shared<NetworkRegistry>();
   close_in_forked_children(networks);
+  const auto recorder = bind_flight(m, "core");
   // The core's lock may be held by a thread that wants the GIL.
   const py::call_guard<GilRelease> without_gil;
 
   py::class_<PyCommunicator>(m, "CommunicatorCore")
-      .def(
-          py::init([networks](py::object store, int rank, int world_size, const std::string& prefix,
-                              double timeout, const Variables& variables,
-                              const std::vector<TableRow>& table, const Variables& agreed) {
-            return std::make_unique<PyCommunicator>(std::move(store), rank, world_size, prefix,
-                                                    timeout, variables, table, agreed, *networks);
-          }),
-          py::kw_only(), py::arg("store"), py::arg("rank"), py::arg("world_size"),
-          py::arg("prefix"), py::arg("timeout"), py::arg("variables"), py::arg("table"),
-          py::arg("agreed") = Variables())
+      .def(py::init([networks, recorder](
+                        py::object store, int rank, int world_size, const std::string& prefix,
+                        double timeout, const Variables& variables,
+                        const std::vector<TableRow>& table, const Variables& agreed) {
+             return std::make_unique<PyCommunicator>(std::move(store), rank, world_size, prefix,
+                                                     timeout, variables, table, agreed, *networks,
+                                                     recorder);
+           }),
+           py::kw_only(), py::arg("store"), py::arg("rank"), py::arg("world_size"),
+           py::arg("prefix"), py::arg("timeout"), py::arg("variables"), py::arg("table"),
+           py::arg("agreed") = Variables())
       .def("all_reduce_at_once", &PyCommunicator::all_reduce_at_once)
       .def("run", &PyCommunicator::run)
       .def("submit", &PyCommunicator::submit<PyCall>)

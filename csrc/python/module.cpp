@@ -11,4 +11,5 @@ PYBIND11_MODULE(_core, module) {
   pycoll::bind_device(module);  // before what returns its types
   pycoll::bind_communicator(module);
   pycoll::bind_arena(module);
+  pycoll::bind_flight_words(module);
 }

@@ -94,6 +94,7 @@ bool Communicator::run_at_once(const PlainCall& call, const Interrupt& interrupt
     thrown = std::current_exception();
   }
   if (thrown == nullptr && begun_ && executor_.done()) {
+    if (flight_) flight_->ended_at_once(*sequence);
     std::swap(current_, kept_);
     leave_turn();
   } else {

@@ -260,11 +260,10 @@ Agreement agree(const BootstrapRequest& request, Connector& connector, const Dea
 }
 
 std::unique_ptr<Transport> bootstrap(const BootstrapRequest& request, Connector& connector,
-                                     std::vector<int32_t>& hosts) {
+                                     Agreement& agreement) {
   const auto timeout = std::chrono::duration<double>(request.config.connect_timeout);
   const Deadline deadline = Deadline::after(std::chrono::duration_cast<Nanoseconds>(timeout));
   Farewell farewell(request);
-  Agreement agreement;
   try {
     agreement = agree(request, connector, deadline);
   } catch (const Error& error) {
@@ -279,10 +278,9 @@ std::unique_ptr<Transport> bootstrap(const BootstrapRequest& request, Connector&
   connect.rank = request.rank;
   connect.world_size = request.world_size;
   connect.job_key = agreement.job_key;
-  connect.descriptions = std::move(agreement.descriptions);
+  connect.descriptions = agreement.descriptions;
   connect.serves.assign(connect.descriptions.size(), true);
   connect.serves[static_cast<size_t>(request.rank)] = false;
-  hosts = std::move(agreement.hosts);
   connect.geometry = {slot_for(request.config.slot_bytes),
                       static_cast<uint32_t>(request.config.fifo_depth),
                       request.config.window_bytes};

@@ -14,6 +14,8 @@
 
 namespace pycoll {
 
+class FlightRecorder;  // flight.h
+
 struct BootstrapRequest {
   Store* store = nullptr;
   std::string prefix;  // of the keys in the store: one group's own
@@ -25,6 +27,7 @@ struct BootstrapRequest {
   std::vector<SelectionRule> table{};  // between PYCOLL_ALGO and the built-in rules
   // What else must be equal on all ranks: names without spaces to values of one line.
   std::map<std::string, std::string> agreed{};
+  std::shared_ptr<FlightRecorder> recorder{};  // of the process; none: nothing is recorded
 };
 
 // What all ranks agreed on.
@@ -41,8 +44,8 @@ struct Agreement {
 Agreement agree(const BootstrapRequest& request, Connector& connector, const Deadline& deadline);
 
 // agree(), connect, and tidy up the store. No rank returns before all have connected; one that
-// gives up tells those that it has reached. `hosts` becomes Agreement::hosts.
+// gives up tells those that it has reached. `agreement` becomes what agree() returned.
 std::unique_ptr<Transport> bootstrap(const BootstrapRequest& request, Connector& connector,
-                                     std::vector<int32_t>& hosts);
+                                     Agreement& agreement);
 
 }  // namespace pycoll

@@ -100,8 +100,10 @@ Communicator::Communicator(const BootstrapRequest& request, std::shared_ptr<Conn
       selector_({config_.algo, table_, config_.determinism, world_size_}),
       isa_(choose_isa(config_.isa)),
       connector_(std::move(connector)),
-      transport_(bootstrap(request, *connector_, hosts_)),
-      wait_policy_(choose_wait_policy(ranks_on_host_of(rank_, hosts_), config_.spin_us)),
+      transport_(bootstrap(request, *connector_, agreement_)),
+      recorder_(request.recorder),
+      flight_(open_flight(request)),
+      wait_policy_(choose_wait_policy(ranks_on_host_of(rank_, hosts()), config_.spin_us)),
       spin_budget_(wait_policy_),
       executor_(
           *transport_,
@@ -111,6 +113,12 @@ Communicator::Communicator(const BootstrapRequest& request, std::shared_ptr<Conn
           *transport_,
           {config_.slot_bytes, static_cast<uint32_t>(config_.fifo_depth), config_.window_bytes},
           rank_, world_size_) {}
+
+std::unique_ptr<FlightLog> Communicator::open_flight(const BootstrapRequest& request) const {
+  if (recorder_ == nullptr) return nullptr;
+  return recorder_->open(
+      {agreement_.job_key, request.prefix, transport_->name(), rank_, world_size_});
+}
 
 std::shared_ptr<Communicator> Communicator::make(const BootstrapRequest& request,
                                                  std::shared_ptr<Connector> connector,
@@ -168,7 +176,7 @@ SelectionInput Communicator::selection_input(Collective collective, uint64_t byt
           .ranks = world_size_,
           .transport = transport_->name(),
           .has_window = transport_->window() != nullptr,
-          .several_hosts = on_several_hosts(hosts_),
+          .several_hosts = on_several_hosts(hosts()),
           .fifo_depth = config_.fifo_depth};
 }
 
@@ -200,7 +208,7 @@ const Program& Communicator::plan(const Algorithm& algorithm, const CallRequest&
   if (known == plans_.end()) {
     known = plans_
                 .emplace(key, build_program(algorithm.name, {request.collective, rank_, world_size_,
-                                                             request.root, hosts_}))
+                                                             request.root, hosts()}))
                 .first;
   }
   return known->second;
@@ -273,6 +281,7 @@ std::shared_ptr<Operation> Communicator::enqueue(Lock& held, CallRequest&& reque
   queue_.push_back(operation);
   // Last: a number that was taken must be used.
   operation->input_.call.sequence = turn_.queue();
+  if (flight_) flight_->queued(operation->input_.call.sequence);
   tell_driver(held);
   return operation;
 }
@@ -290,7 +299,8 @@ std::shared_ptr<Operation> Communicator::post(Lock& held, MessageRequest&& reque
          rank_, "; a rank cannot exchange messages with itself");
   }
   const Nanoseconds timeout = request.timeout.value_or(timeout_.load(std::memory_order_relaxed));
-  auto operation = std::make_shared<MessageOperation>(std::move(request), timeout);
+  const uint64_t number = flight_ ? flight_->posted(request) : 0;
+  auto operation = std::make_shared<MessageOperation>(std::move(request), timeout, number);
   turn_.become_busy();
   posted_.push_back(operation);
   ++open_messages_;

@@ -28,6 +28,7 @@
 
 #include "core/fork_mark.h"
 #include "runtime/bootstrap.h"
+#include "runtime/flight.h"
 #include "runtime/messages.h"
 #include "runtime/operation.h"
 #include "runtime/selector.h"
@@ -57,7 +58,7 @@ class Communicator {
   int world_size() const { return world_size_; }
   const Config& config() const { return config_; }
   // Of each rank, by first appearance.
-  const std::vector<int32_t>& hosts() const { return hosts_; }
+  const std::vector<int32_t>& hosts() const { return agreement_.hosts; }
   const char* transport_name() const { return transport_->name(); }
   void set_timeout(Nanoseconds timeout);
   Nanoseconds timeout() const { return timeout_.load(std::memory_order_relaxed); }
@@ -128,6 +129,8 @@ class Communicator {
   Communicator(const BootstrapRequest& request, std::shared_ptr<Connector> connector,
                Nanoseconds timeout);
 
+  std::unique_ptr<FlightLog> open_flight(const BootstrapRequest& request) const;
+
   using PlanKey = std::tuple<Collective, const Algorithm*, int>;
   using Lock = std::unique_lock<std::mutex>;
 
@@ -181,6 +184,7 @@ class Communicator {
     std::string reason;  // for the peers
     std::exception_ptr error;
     bool tell_peers = true;
+    bool in_order = false;  // the caller closes the group
   };
   using Operations = std::vector<std::shared_ptr<Operation>>;
   // A list, because a place in it can be made beforehand.
@@ -204,6 +208,7 @@ class Communicator {
   std::string describe_driven() const;
   std::vector<Ended> gather_ended(Lock& lock);
   void retire(const Ended& one);
+  void record_end(const Ended& one);
   void keep_going(Lock& lock);
   void start_clocks();
   void wait_for_peers(Backoff& backoff, const Interrupt& interrupt);
@@ -224,6 +229,7 @@ class Communicator {
   std::string waited_in(const Operation& operation) const;
   [[noreturn]] void report_timeout(const CollectiveOperation& operation) const;
   Operations end_group(const Death& death);
+  void dump_flight() const;
   void die(const Death& death);
   void complete_ended(Lock& lock);
   void complete(Lock& lock, std::shared_ptr<Operation> operation);
@@ -242,8 +248,10 @@ class Communicator {
   const Selector selector_;
   const Isa isa_;
   const std::shared_ptr<Connector> connector_;
-  std::vector<int32_t> hosts_;  // of each rank, by first appearance; set by bootstrap()
+  Agreement agreement_;  // set by bootstrap()
   std::unique_ptr<Transport> transport_;
+  const std::shared_ptr<FlightRecorder> recorder_;  // nullptr: nothing is recorded
+  const std::unique_ptr<FlightLog> flight_;         // nullptr with it
   const WaitPolicy wait_policy_;
   // Used by the driving thread alone; driving_, under mutex_, passes them on.
   SpinBudget spin_budget_;

@@ -224,6 +224,7 @@ void Communicator::take_up(Lock& /*held*/) {
 }
 
 void Communicator::begin(CollectiveOperation& operation) {
+  if (flight_) flight_->started(operation.call());
   // A late call on a group that a peer has given up must not succeed by what was published before.
   if (const auto text = transport_->peer_abort()) fail(ErrorKind::aborted, *text);
   transport_->announce(operation.call());
@@ -347,6 +348,7 @@ std::vector<Communicator::Ended> Communicator::gather_ended(Lock& lock) {
 }
 
 void Communicator::retire(const Ended& one) {
+  record_end(one);
   if (one.operation == current_) {
     // die() may have emptied the queue.
     if (!queue_.empty() && queue_.front() == current_) queue_.pop_front();
@@ -355,6 +357,16 @@ void Communicator::retire(const Ended& one) {
     --open_messages_;
   }
   one.operation->finish(one.error);
+}
+
+void Communicator::record_end(const Ended& one) {
+  if (!flight_) return;
+  const FlightState how = one.error ? FlightState::failed : FlightState::done;
+  if (one.operation == current_) {
+    flight_->ended(current_->sequence(), how);
+  } else if (const auto* message = dynamic_cast<const MessageOperation*>(one.operation.get())) {
+    flight_->ended_message(message->number(), message->matched(), how);
+  }
 }
 
 // Time counts from here: a call that ends before its first long wait reads no clock.

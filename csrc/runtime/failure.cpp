@@ -138,12 +138,15 @@ void Communicator::report_timeout(const CollectiveOperation& operation) const {
 // may wait for.
 Communicator::Operations Communicator::end_group(const Death& death) {
   Operations orphans;
+  bool news = false;
   {
     const Lock lock(mutex_);
     if (!dead_.load(std::memory_order_relaxed)) {
+      news = !death.in_order;
       death_ = death.error;
       dead_.store(true, std::memory_order_release);
       if (death.tell_peers) transport_->send_abort(death.reason);
+      if (flight_ && news) flight_->died(death.reason);
       if (notice_) orphans.push_back(std::exchange(notice_, nullptr));
     }
     // Whoever is inside ends its own operation; from here on nobody enters.
@@ -167,7 +170,18 @@ Communicator::Operations Communicator::end_group(const Death& death) {
     change_.notify_all();
   }
   transport_->wake();
+  if (news) dump_flight();
   return orphans;
+}
+
+// Nothing that goes wrong with it may hide why the group ends.
+void Communicator::dump_flight() const {
+  if (recorder_ == nullptr || config_.dump_dir.empty()) return;
+  try {
+    recorder_->dump(config_.dump_dir);
+  } catch (const std::exception&) {
+    // A full disk, say. The records are still there for `pycoll status`.
+  }
 }
 
 // By a thread that does not drive.
@@ -221,7 +235,7 @@ void Communicator::close() {
       const Lock lock(mutex_);
       return unfinished() || turn_.inside();
     }();
-    die({reason, std::make_exception_ptr(Error(ErrorKind::aborted, reason)), tell_peers});
+    die({reason, std::make_exception_ptr(Error(ErrorKind::aborted, reason)), tell_peers, true});
   }
   stop_progress();
   transport_->leave();

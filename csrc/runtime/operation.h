@@ -163,17 +163,22 @@ class CollectiveOperation final : public Operation {
 
 class MessageOperation final : public Operation {
  public:
-  MessageOperation(MessageRequest request, Nanoseconds timeout)
+  // `number`: of its record, see flight.h.
+  MessageOperation(MessageRequest request, Nanoseconds timeout, uint64_t number)
       : Operation(std::move(request), timeout),
         receives_(request.receives),
         peer_(request.peer),
         tag_(request.tag),
         dtype_(request.dtype),
         block_(request.block),
-        code_(request.code) {}
+        code_(request.code),
+        number_(number) {}
 
   std::string describe() const override;
   int source() const override { return done() ? source_ : -1; }
+  uint64_t number() const { return number_; }
+  // Of a receive, for whoever drives: the rank whose message it has; -1 before it has one.
+  int matched() const { return source_; }
   uint64_t bytes() const { return block_.count * size_of(dtype_); }
 
  private:
@@ -184,6 +189,7 @@ class MessageOperation final : public Operation {
   const DType dtype_;
   const Block block_;
   const MessageCode code_;
+  const uint64_t number_;
   // By the engine. Of a receive: the rank whose message it has matched; others read it when done.
   int source_ = -1;
   uint64_t moved_ = 0;          // bytes, of a message that travels in slices

@@ -110,6 +110,7 @@ std::shared_ptr<Communicator> Communicator::split(int color, const Interrupt& in
   request.config = config_;
   request.interrupt = watch;
   request.table = table_;
+  request.recorder = recorder_;
   return make(request, connector_, timeout_.load(std::memory_order_relaxed));
 }
 

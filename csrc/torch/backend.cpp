@@ -76,7 +76,8 @@ std::shared_ptr<Communicator> connect(const GroupRequest& request) {
                              Config::from_env(),
                              request.interrupt,
                              request.table,
-                             request.agreed};
+                             request.agreed,
+                             request.recorder};
   apply_variables(request.variables, bootstrap.config);
   bootstrap.config.store_host = host_of(request.store);
   return Communicator::make(bootstrap,

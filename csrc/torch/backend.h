@@ -49,6 +49,7 @@ struct GroupRequest {
   std::vector<uint64_t> global_ranks;
   Interrupt interrupt;
   std::shared_ptr<NetworkRegistry> networks;
+  std::shared_ptr<FlightRecorder> recorder;
   std::shared_ptr<DeviceLibraries> devices;
   std::shared_ptr<const Regions> regions;
   // pycoll.Options, taken apart.

@@ -10,6 +10,7 @@
 #include <string>
 #include <tuple>
 
+#include "python/flight_calls.h"
 #include "python/fork_hooks.h"
 #include "python/gil.h"
 #include "python/group_options.h"
@@ -70,26 +71,22 @@ CodecWord word_of(const std::optional<CodecFields>& fields) {
 
 std::function<CreateBackend> backend_creator(std::shared_ptr<OpenGroups> groups,
                                              std::shared_ptr<NetworkRegistry> networks,
+                                             std::shared_ptr<FlightRecorder> recorder,
                                              std::shared_ptr<DeviceLibraries> devices,
                                              std::shared_ptr<const Regions> regions) {
-  return [groups = std::move(groups), networks = std::move(networks), devices = std::move(devices),
+  return [groups = std::move(groups), networks = std::move(networks),
+          recorder = std::move(recorder), devices = std::move(devices),
           regions = std::move(regions)](const auto& store, int rank, int world_size, auto timeout,
                                         const auto& group_id, const auto& global_ranks,
                                         const auto& variables, const auto& table, const auto& codec,
                                         uint64_t codec_min_bytes, const auto& agreed) {
-    GroupRequest request{store,
-                         rank,
-                         world_size,
-                         timeout,
-                         group_id,
-                         global_ranks,
-                         check_signals,
-                         networks,
-                         devices,
-                         regions,
-                         variables,
-                         rules_of(table),
-                         [groups](const Backend& made) { groups->add(made); }};
+    GroupRequest request{store,           rank,
+                         world_size,      timeout,
+                         group_id,        global_ranks,
+                         check_signals,   networks,
+                         recorder,        devices,
+                         regions,         variables,
+                         rules_of(table), [groups](const Backend& made) { groups->add(made); }};
     request.codec = word_of(codec);
     request.codec_min_bytes = codec_min_bytes;
     request.agreed = agreed;
@@ -149,13 +146,14 @@ PYBIND11_MODULE(PYCOLL_MODULE, m) {
   const auto groups = std::make_shared<OpenGroups>();
   const auto networks = std::make_shared<NetworkRegistry>();
   close_in_forked_children(networks);
+  const auto recorder = bind_flight(m, "torch");
   bind_direct_calls(m);
   bind_host_tensors(m);
   const auto devices = std::make_shared<DeviceLibraries>();
   const auto regions = std::make_shared<Regions>();
   m.def("set_open_regions", [regions](uint32_t count) { regions->set_open(count); });
   m.def("set_region_variable", [regions](const py::object& one) { regions->set_variable(one); });
-  m.def("create_backend", backend_creator(groups, networks, devices, regions));
+  m.def("create_backend", backend_creator(groups, networks, recorder, devices, regions));
   // pycoll/_native.py has the documentation.
   m.def("load_device_library", [devices](const std::string& path) {
     return with_torch_errors([&] { return devices->load(path); });

@@ -1,5 +1,5 @@
-"""The `pycoll` command: `demo`, `explain`, `simulate`, `advise`, `bench`, `tune`, `doctor`, one
-module each.
+"""The `pycoll` command: `demo`, `explain`, `simulate`, `advise`, `bench`, `tune`, `doctor`,
+`status`, one module each.
 
 A module has `add_parser(subparsers)`, which sets `run` to a function from the parsed arguments to
 an exit code. Heavy imports (torch, matplotlib) stand inside those functions, so that the command
@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pycoll.cli import advise, bench, demo, doctor, explain, simulate, tune
+from pycoll.cli import advise, bench, demo, doctor, explain, simulate, status, tune
 from pycoll.cli.usage import UsageError
 
 USAGE_ERROR = 2
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="pycoll", description="Collective communication for training."
     )
     subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for module in (demo, explain, simulate, advise, bench, tune, doctor):
+    for module in (demo, explain, simulate, advise, bench, tune, doctor, status):
         module.add_parser(subparsers)
     chosen = parser.parse_args(arguments)
     try:

@@ -7,9 +7,11 @@ import json
 import sys
 import textwrap
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from pycoll.cli.checks import CHECKS, Finding, State
+from pycoll.cli.usage import UsageError
 
 DESCRIPTION = """\
 Shows what this machine and this build of pycoll can do: native modules, transports, processors,
@@ -24,6 +26,14 @@ def add_parser(subparsers: Any) -> None:
         "doctor", help="show what this machine and build can do", description=DESCRIPTION
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--dump",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="instead: read flight records, those of all ranks of a job together, and say which "
+        "rank and operation went astray first",
+    )
     parser.set_defaults(run=run)
 
 
@@ -40,6 +50,8 @@ def examine() -> dict[str, list[Finding]]:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.dump:
+        return read_dumps(arguments.dump, as_json=arguments.json)
     report = examine()
     if arguments.json:
         content = {section: [asdict(f) for f in findings] for section, findings in report.items()}
@@ -47,6 +59,23 @@ def run(arguments: argparse.Namespace) -> int:
         print()
     else:
         print("\n\n".join(show(section, findings) for section, findings in report.items()))
+    return 0
+
+
+def read_dumps(files: list[Path], *, as_json: bool) -> int:
+    from pycoll.cli import flight_report
+    from pycoll.flight import parse
+
+    processes = []
+    for file in files:
+        try:
+            processes.append(parse(file.read_bytes()))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--dump {file}: {error}") from error
+    if as_json:
+        print(json.dumps(flight_report.as_json(processes), indent=1))
+    else:
+        print(flight_report.report(processes, closed=True))
     return 0
 
 

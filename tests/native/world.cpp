@@ -93,8 +93,8 @@ void run_transports(const WorldOptions& options, const std::function<void(int, T
   Meeting meeting;
   run_threads(options.world_size, [&](int rank) {
     const auto connector = meeting.connector(options, rank);
-    std::vector<int32_t> hosts;
-    const auto transport = bootstrap(meeting.request(options, rank), *connector, hosts);
+    Agreement agreement;
+    const auto transport = bootstrap(meeting.request(options, rank), *connector, agreement);
     body(rank, *transport);
     transport->leave();
   });

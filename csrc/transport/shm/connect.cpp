@@ -94,6 +94,8 @@ std::unique_ptr<Transport> ShmConnector::meet(const ConnectRequest& request) {
   const size_t bytes = Layout(request.world_size, request.geometry).bytes();
   std::vector<SharedMapping> segments(static_cast<size_t>(request.world_size));
   ShmLeases::Parts leases{process_arena(), {}, process_quarantine()};
+  // A forked child has its parent's, and no memory that others may see: what it moves is staged.
+  if (leases.own && leases.own->fd() < 0) leases.own = nullptr;
   leases.peers.resize(segments.size());
   leases.quarantine.sweep();
   UniqueFd segment = create_segment(bytes);
