@@ -203,11 +203,12 @@ struct FlightRecorder::File {
 
   FlightWord* add() {
     const size_t offset = kPage + regions.size() * kRegionBytes;
-    if (fd && ::ftruncate(fd.get(), static_cast<off_t>(offset + kRegionBytes)) != 0) {
-      fail(ErrorKind::system, errno_text("ftruncate of a flight recorder"));
-    }
-    regions.emplace_back(map(fd.get(), offset, kRegionBytes), kRegionBytes);
-    words_of(head)[kRegions].store(regions.size(), std::memory_order_release);
+    // A limit on the size of files, say: then only dumps have this group.
+    const bool grown = fd && ::ftruncate(fd.get(), static_cast<off_t>(offset + kRegionBytes)) == 0;
+    regions.emplace_back(map(grown ? fd.get() : -1, offset, kRegionBytes), kRegionBytes);
+    // Readers of the file count on all before it.
+    whole = whole && grown;
+    if (whole) words_of(head)[kRegions].store(regions.size(), std::memory_order_release);
     return words_of(regions.back());
   }
 
@@ -215,6 +216,7 @@ struct FlightRecorder::File {
   UniqueFd fd;  // none left: then only this process can read its records
   Mapping head;
   std::vector<Mapping> regions;
+  bool whole = true;  // all of them are in the file
 };
 
 // That of the group which was closed first: so there are as many as groups were ever open at once,
@@ -236,8 +238,13 @@ FlightWord* FlightRecorder::free_region(File& file) {
 
 std::unique_ptr<FlightLog> FlightRecorder::open(const FlightGroup& group) {
   const std::lock_guard lock(mutex_);
-  if (file_ == nullptr || file_->fork_mark.in_child()) file_ = std::make_shared<File>();
-  FlightWord* region = free_region(*file_);
+  FlightWord* region = nullptr;
+  try {
+    if (file_ == nullptr || file_->fork_mark.in_child()) file_ = std::make_shared<File>();
+    region = free_region(*file_);
+  } catch (const Error&) {
+    return nullptr;
+  }
   region[kRank].store(static_cast<uint64_t>(group.rank), kRelaxed);
   region[kWorld].store(static_cast<uint64_t>(group.world_size), kRelaxed);
   region[kMade].store(ticks(), kRelaxed);
@@ -270,8 +277,11 @@ std::string FlightRecorder::snapshot() {
     }
   };
   append(words_of(file_->head), kHead);
-  const std::array anchor = {ticks(), time_of_day()};
-  std::memcpy(copy.data() + kTicks1 * sizeof(uint64_t), anchor.data(), sizeof(anchor));
+  const auto put = [&copy](FileWord place, std::span<const uint64_t> words) {
+    std::memcpy(copy.data() + place * sizeof(uint64_t), words.data(), words.size_bytes());
+  };
+  put(kTicks1, std::array{ticks(), time_of_day()});
+  put(kRegions, std::array{uint64_t{file_->regions.size()}});
   for (const Mapping& mapping : file_->regions) {
     char* copied = to;
     append(words_of(mapping), kRegion);

@@ -71,7 +71,7 @@ class FlightRecorder {
  public:
   // `label`: tells dumps of one process apart.
   explicit FlightRecorder(std::string label) : label_(std::move(label)) {}
-  // The log of a new group. Throws Error(system) when there is no memory for it.
+  // The log of a new group; nullptr where there is no memory for it. No reason for a group to fail.
   std::unique_ptr<FlightLog> open(const FlightGroup& group);
   // A copy of the file; empty when no group was ever made.
   std::string snapshot();
