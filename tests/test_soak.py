@@ -42,6 +42,7 @@ def test_what_the_soak_complains_about():
     gone = RankResult(1, exitcode=-9)
     told = ended(0, done=4, type="PeerError", error="rank 1 died", seconds=0.1)
     assert complaints(killed, [told, gone]) == []
+    late = replace(told.value, seconds=60.0)
     for result, why in (
         (ended(0, done=4, type="PeerError", error="a rank died"), "no word of rank 1"),
         (
@@ -55,8 +56,8 @@ def test_what_the_soak_complains_about():
     ):
         (said,) = complaints(killed, [result, gone])
         assert why in said
-    late = replace(killed, fault=[fault.name for fault in FAULTS].index("delayed"))
-    (said,) = complaints(late, [told, ended(1, done=30)])
+    delayed = replace(killed, fault=[fault.name for fault in FAULTS].index("delayed"))
+    (said,) = complaints(delayed, [told, ended(1, done=30)])
     assert "PeerError" in said
 
 
