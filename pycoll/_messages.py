@@ -10,7 +10,6 @@ from pycoll._calls import Message, Work
 from pycoll._codec_calls import CodecPart
 from pycoll._device_arrays import seen
 from pycoll._device_calls import DevicePart, on_device
-from pycoll.auto import asked_for
 from pycoll.codecs import Codec
 
 
@@ -99,9 +98,10 @@ class Messages:
     def _message(self, message: Message, stream: Any, async_op: bool) -> int | Work:
         array = message.array
         if on_device("recv" if message.receives else "send", [array], stream):
-            if asked_for(message.codec) is not None:
+            if self._codecs.choice_for(message) is not None:
                 raise _core.UnsupportedError(
-                    "messages of arrays on GPUs have no codecs: encode() them before"
+                    "messages of arrays on GPUs have no codecs, by `codec` or by a region: "
+                    "encode() them before, or send them with codec='none'"
                 )
             return self._devices.run_message(message, stream, async_op)
         dense = Dense([], [array]) if message.receives else Dense([array], [])

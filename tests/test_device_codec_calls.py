@@ -327,6 +327,27 @@ def refused(communicator, gpu):
     Pair(communicator, gpu).reduced(values_of(rank, n), codec="int8")
 
 
+def refused_messages(communicator, gpu):
+    """A message is not silently exact where a codec was asked for."""
+    peer = 1 - communicator.rank
+    here = gpu.array(values_of(communicator.rank, 9000))
+    for codec in ("int8", pycoll.Fp16()):
+        with pytest.raises(pycoll.UnsupportedError, match="of arrays on GPUs have no codecs"):
+            communicator.send(here, peer, codec=codec)
+        with pycoll.codec(codec):
+            with pytest.raises(pycoll.UnsupportedError, match="codec='none'"):
+                communicator.recv(here, peer)
+            if communicator.rank == 0:
+                communicator.send(here, peer, codec="none")
+            else:
+                communicator.recv(here, peer, codec="none")
+                same(here, values_of(0, 9000))
+
+
+def test_messages_with_a_codec_are_refused():
+    gpu_ranks("shared", refused_messages)
+
+
 def test_groups_with_a_codec_and_refusals():
     gpu_ranks("shared", by_options, options=pycoll.Options(codec="int8"))
     gpu_ranks("shared", refused)

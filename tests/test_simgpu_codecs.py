@@ -104,6 +104,102 @@ def test_compressed_gradients_are_those_of_the_cpu(codec, options):
     assert run(2, given_gradients, codec, options, devices=1) == ["done"] * 2
 
 
+def in_regions(rank, w):
+    """Messages travel as codes there: of GPU tensors as of CPU tensors, to the byte."""
+    peer, n = 1 - rank, 9000
+
+    def exchanged(device, way, dtype="float32", count=n):
+        mine = tensor_of(rank, count, dtype).to(device)
+        wide = torch.zeros(2 * count, dtype=mine.dtype, device=device)
+        out = wide[::2]
+        with pycoll.codec("int4"):
+            way(mine, out)
+        assert not wide[1::2].any()
+        return out
+
+    def batch(mine, out):
+        operations = [dist.P2POp(dist.isend, mine, peer), dist.P2POp(dist.irecv, out, peer)]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+
+    def alone(mine, out):
+        sent = dist.isend(mine, peer, tag=3)
+        assert dist.recv(out, tag=3) == peer  # from any
+        sent.wait()
+
+    for way in (batch, alone):
+        for dtype, count in (("float32", n), ("bfloat16", 20_000), ("float32", 10), ("int32", n)):
+            here, cpu = (exchanged(device, way, dtype, count) for device in (DEVICE, "cpu"))
+            same(here, cpu)
+            exact = torch.equal(cpu, tensor_of(peer, count, dtype))
+            assert exact == (count == 10 or dtype == "int32")
+    # One side is in no region: both hear of it, and the group goes on.
+    mine, out = on_gpu(tensor_of(rank, 40_000)), torch.zeros(40_000, device=DEVICE)
+    with pytest.raises(dist.DistBackendError, match="over codes: int4 in blocks of 256"):
+        if rank == 0:
+            dist.send(mine, 1)
+        else:
+            with pycoll.codec("int4"):
+                dist.recv(out, 0)
+    assert not out.any()
+    dist.barrier()
+    same(exchanged(DEVICE, alone), exchanged("cpu", alone))
+    return "done"
+
+
+@pytest.mark.parametrize(("devices", "hosts"), [(1, ""), (8, ""), (1, "ab")])
+def test_messages_in_regions(devices, hosts):
+    assert run(2, in_regions, devices=devices, hosts=hosts) == ["done"] * 2
+
+
+HOOKS = {
+    "power": lambda: pycoll.PowerSGD(rank=2, start_step=2),
+    "top": lambda: pycoll.TopK(0.1),
+    "random": lambda: pycoll.RandomK(0.2),
+    "adam": None,
+}
+
+
+def trained_by_hook(rank, device, name):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 8)).to(device)
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.01)
+    if name == "adam":
+        optimizer = pycoll.OneBitAdam(ddp.parameters(), lr=0.003, freeze_step=5)
+        ddp.register_comm_hook(optimizer.compression(), pycoll.compress_hook)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        ddp.register_comm_hook(pycoll.CompressionState(None, HOOKS[name]()), pycoll.compress_hook)
+    losses = []
+    for step in range(20):
+        generator = torch.Generator().manual_seed(1000 * step + rank)
+        x = torch.randn(16, 32, generator=generator)
+        optimizer.zero_grad()
+        loss = (ddp(x.to(device)) - x[:, :8].tanh().to(device)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return torch.cat([p.detach().reshape(-1).cpu() for p in model.parameters()]), losses
+
+
+def every_hook(rank, w, names):
+    for name in names:
+        here, losses = trained_by_hook(rank, DEVICE, name)
+        cpu, cpu_losses = trained_by_hook(rank, "cpu", name)
+        every = [torch.empty_like(here) for _ in range(w)]
+        dist.all_gather(every, here)
+        assert all(torch.equal(one.view(torch.int32), here.view(torch.int32)) for one in every)
+        # The model's own sums differ in order: to rounding, which 20 steps make larger.
+        np.testing.assert_allclose(losses, cpu_losses, rtol=1e-3, err_msg=name)
+        torch.testing.assert_close(here, cpu, rtol=1e-2, atol=1e-3)
+        assert sum(losses[-3:]) < 0.9 * sum(losses[:3]), f"nothing was learnt with {name}"
+    return "done"
+
+
+def test_hooks_beside_codecs_train_as_on_the_cpu():
+    assert run(2, every_hook, list(HOOKS), devices=1) == ["done"] * 2
+
+
 def trained(rank, device, steps):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 64), nn.Linear(64, 8))

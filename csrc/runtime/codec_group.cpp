@@ -4,7 +4,6 @@
 #include <new>
 
 #include "core/error.h"
-#include "runtime/coded_message.h"
 
 namespace pycoll {
 namespace {
@@ -146,6 +145,11 @@ std::shared_ptr<CompressedCall> CodecGroup::prepare(CodecRequest request,
 }
 
 MessageRequest CodecGroup::coded(MessageRequest request, const CodecChoice& choice) {
+  const MessageCoding coding = coding_of(request, choice);
+  return over_codes(std::move(request), coding);
+}
+
+MessageCoding CodecGroup::coding_of(const MessageRequest& request, const CodecChoice& choice) {
   check_codec(choice.codec);
   if (!can_encode(request.dtype)) {
     fail(ErrorKind::invalid_argument, "a message of ", name_of(request.dtype), " has no codes");
@@ -155,7 +159,7 @@ MessageRequest CodecGroup::coded(MessageRequest request, const CodecChoice& choi
     const uint32_t number = sends_.fetch_add(1, std::memory_order_relaxed);
     key.step = choice.step.value_or(number);
   }
-  return over_codes(std::move(request), choice.codec, key);
+  return {choice.codec, key};
 }
 
 std::shared_ptr<CompressedCall> CodecGroup::make_call(CodecRequest request) {

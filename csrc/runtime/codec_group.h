@@ -11,6 +11,7 @@
 
 #include "core/fork_mark.h"
 #include "runtime/codec_call.h"
+#include "runtime/coded_message.h"
 #include "runtime/host_codec_call.h"
 
 namespace pycoll {
@@ -43,6 +44,8 @@ class CodecGroup final : public CallHome, public std::enable_shared_from_this<Co
   // Such a message over codes; what it stays is for the caller to say, by the same rule on both
   // ranks. Not ordered with calls. Throws Error(invalid_argument) for types without codecs.
   MessageRequest coded(MessageRequest request, const CodecChoice& choice);
+  // For whoever encodes and decodes it elsewhere: the next number of a send is taken.
+  MessageCoding coding_of(const MessageRequest& request, const CodecChoice& choice);
 
   // No call over a codec is under way. Acquire: then their results are there.
   bool idle() const { return under_way_.load(std::memory_order_acquire) == 0; }

@@ -17,7 +17,14 @@ void decode(const Codec& codec, const std::byte* code, DType dtype, const Block&
 
 }  // namespace
 
-MessageRequest over_codes(MessageRequest request, const Codec& codec, const RandomKey& key) {
+void make_code(MessageRequest& request, const Codec& codec, std::byte* code) {
+  request.code = {wire_tag(codec), request.dtype, request.block.count};
+  request.block = {code, code_bytes(codec, request.block.count)};
+  request.dtype = DType::uint8;
+}
+
+MessageRequest over_codes(MessageRequest request, const MessageCoding& coding) {
+  const auto& [codec, key] = coding;
   const Block values = request.block;
   const DType dtype = request.dtype;
   const uint64_t bytes = code_bytes(codec, values.count);
@@ -33,9 +40,7 @@ MessageRequest over_codes(MessageRequest request, const Codec& codec, const Rand
   }
   request.keep_alive =
       std::make_shared<std::pair<std::shared_ptr<void>, Memory>>(request.keep_alive, code);
-  request.code = {wire_tag(codec), dtype, values.count};
-  request.dtype = DType::uint8;
-  request.block = {code.get(), bytes};
+  make_code(request, codec, code.get());
   return request;
 }
 

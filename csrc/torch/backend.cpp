@@ -94,7 +94,8 @@ Backend::Backend(GroupRequest request)
       devices_(DeviceCalls::make(communicator_, request_.devices, request_.interrupt)),
       options_(c10::make_intrusive<GroupOptions>("pycoll", request_.timeout)),
       interrupt_(request_.interrupt),
-      codecs_(CodecGroup::make(communicator_)) {
+      codecs_(CodecGroup::make(communicator_)),
+      sparse_(std::make_unique<SparseCalls>(communicator_, request_.interrupt)) {
   options_->global_ranks_in_group = request_.global_ranks;
 }
 
@@ -137,6 +138,7 @@ void Backend::eagerConnectSingleDevice(at::Device device) {
 Backend::~Backend() {
   const GilRelease release;
   devices_->close();
+  sparse_->close();
   codecs_->close();
   communicator_->close();
   devices_.reset();
@@ -158,12 +160,14 @@ void Backend::abort() {
   const GilRelease release;
   constexpr auto kReason = "torch.distributed asked for it";
   devices_->abort(kReason);
+  sparse_->abort(kReason);
   communicator_->abort(kReason);
 }
 
 void Backend::shutdown() {
   const GilRelease release;
   devices_->close();
+  sparse_->close();
   codecs_->close();
   communicator_->close();
 }

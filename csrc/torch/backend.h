@@ -21,6 +21,7 @@
 #include "runtime/communicator.h"
 #include "torch/device.h"
 #include "torch/regions.h"
+#include "torch/sparse.h"
 #include "torch/tensors.h"
 #include "torch/work.h"
 #include "transport/network.h"
@@ -153,6 +154,11 @@ class Backend final : public c10d::Backend {
                         std::vector<int64_t>& input_splits,
                         const c10d::AllToAllOptions& options) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
+  // Raises on every rank that came where one did not: rank 0 with their numbers (the first, or
+  // `wait_all_ranks`), the others with that text. The group then ends.
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
+  // Also what allreduce() of a sparse tensor is.
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
 
   // all_reduce with a codec of its own.
   struct Residuals {
@@ -230,6 +236,7 @@ class Backend final : public c10d::Backend {
   CodecWord codec_for(const Call& call, const CallRequest& request, c10::Device device) const;
   void check_outputs(const Call& call) const;
   // The message itself where its region says nothing.
+  CodecWord codec_of_message(const MessageRequest& request, uint64_t count) const;
   MessageRequest as_region_says(MessageRequest request) const;
   WorkPtr start_message(const char* title, c10d::OpType type, Tensors& tensors,
                         MessageRequest request);
@@ -255,6 +262,7 @@ class Backend final : public c10d::Backend {
   c10::intrusive_ptr<Options> options_;
   Interrupt interrupt_;
   std::shared_ptr<CodecGroup> codecs_;
+  std::unique_ptr<SparseCalls> sparse_;
   std::mutex coalescing_mutex_;
   Coalescing coalescing_;  // guarded by coalescing_mutex_
 };

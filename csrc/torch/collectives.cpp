@@ -105,7 +105,24 @@ Call Backend::all_reduce_of(const at::Tensor& tensor, const c10d::AllreduceOptio
           options.asyncOp};
 }
 
+Backend::WorkPtr Backend::allreduce_sparse(Tensors& tensors,
+                                           const c10d::AllreduceOptions& options) {
+  constexpr auto kTitle = "pycoll:all_reduce";
+  const at::Tensor& tensor = only_tensor(kTitle, tensors);
+  if (tensor.layout() != at::kSparse || !tensor.device().is_cpu()) {
+    refuse(kTitle, "a sparse all_reduce takes a COO tensor on the CPU, not ", tensor.layout(),
+           " on ", tensor.device());
+  }
+  auto work =
+      sparse_->all_reduce({getRank(), c10d::OpType::ALLREDUCE, kTitle, tensors, tensors},
+                          reduce_op_of(options.reduceOp), time_limit(time_of(options.timeout)));
+  if (options.asyncOp) return remember(std::move(work));
+  work->wait();
+  return nullptr;
+}
+
 Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  if (tensors.size() == 1 && tensors[0].is_sparse()) return allreduce_sparse(tensors, options);
   if (tensors.size() == 1 &&
       run_at_once({Collective::all_reduce, &tensors[0], &tensors[0], options.timeout,
                    options.asyncOp, reduce_op_of(options.reduceOp)})) {

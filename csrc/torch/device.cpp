@@ -1,7 +1,5 @@
 #include "torch/device.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -43,22 +41,6 @@ void keep_until_done(const DeviceCall& call, const VirtualGuardImpl& impl, c10::
     if (tensor.device().is_cpu() || !tensor.has_storage()) return;
     impl.recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
   });
-}
-
-std::shared_ptr<c10::Event> recorded(c10::Stream stream) {
-  auto event = std::make_shared<c10::Event>(stream.device_type());
-  event->record(stream);
-  return event;
-}
-
-// Page-locked, so that copies between it and the GPU need no detour.
-at::Tensor host_like(const at::Tensor& tensor) {
-  return at::empty(tensor.sizes(),
-                   at::TensorOptions(tensor.scalar_type()).device(at::kCPU).pinned_memory(true));
-}
-
-Block block_of(const at::Tensor& host) {
-  return {static_cast<std::byte*>(host.data_ptr()), static_cast<uint64_t>(host.numel())};
 }
 
 }  // namespace
@@ -256,37 +238,6 @@ void DeviceCalls::connect(c10::Device device) {
   if (closed_) fail(ErrorKind::aborted, "rank ", control_->rank(), ": the group was destroyed");
   const c10::DeviceGuard guard(device);
   lane(device);
-}
-
-c10::intrusive_ptr<c10d::Work> DeviceCalls::send(Description description, MessageRequest request) {
-  const at::Tensor tensor = description.inputs[0];
-  with_torch_errors([&] { library_for(tensor.device()); });
-  auto work = c10::make_intrusive<Work>(control_, std::move(description), interrupt_);
-  const GilRelease release;
-  const at::AutoDispatchBelowAutograd no_autograd;
-  at::Tensor host = host_like(tensor);
-  host.copy_(tensor);  // when this returns it is there
-  request.block = block_of(host);
-  request.keep_alive = std::make_shared<at::Tensor>(std::move(host));
-  with_torch_errors([&] { work->submit(std::move(request)); });
-  return work;
-}
-
-c10::intrusive_ptr<c10d::Work> DeviceCalls::receive(Description description,
-                                                    MessageRequest request) {
-  const at::Tensor tensor = description.outputs[0];
-  const c10::Device device = tensor.device();
-  with_torch_errors([&] { library_for(device); });
-  const c10::DeviceGuard guard(device);
-  StagedReceive::Staging staging{host_like(tensor), tensor,
-                                 recorded(VirtualGuardImpl(device.type()).getStream(device))};
-  request.block = block_of(staging.host);
-  request.keep_alive = std::make_shared<at::Tensor>(staging.host);
-  // Profilers are shown the one that is returned.
-  auto message = c10::make_intrusive<Work>(
-      control_, Description{description.rank, description.type, nullptr, {}, {}}, interrupt_);
-  with_torch_errors([&] { message->submit(std::move(request)); });
-  return StagedReceive::make(std::move(description), std::move(message), std::move(staging));
 }
 
 void DeviceCalls::abort(const std::string& reason) {

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "core/fork_mark.h"
+#include "runtime/coded_message.h"
 #include "runtime/device/device_group.h"
 #include "runtime/device_watchdog.h"
 #include "torch/device_work.h"
@@ -103,8 +104,11 @@ class DeviceCalls {
   // Messages on their own: through host memory and the CPU communicator. No rank but the two has to
   // take part, none waits for its peer to receive, and any source may be taken from. (Those that
   // come in one batch go from GPU to GPU.)
-  c10::intrusive_ptr<c10d::Work> send(Description description, MessageRequest request);
-  c10::intrusive_ptr<c10d::Work> receive(Description description, MessageRequest request);
+  // With a coding the GPU encodes and decodes, and what passes through host memory is the code.
+  c10::intrusive_ptr<c10d::Work> send(Description description, MessageRequest request,
+                                      const std::optional<MessageCoding>& coding);
+  c10::intrusive_ptr<c10d::Work> receive(Description description, MessageRequest request,
+                                         const std::optional<MessageCoding>& coding);
 
   // Whether there may be calls on GPUs at all.
   bool possible() const { return libraries_->any(); }

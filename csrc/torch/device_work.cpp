@@ -170,7 +170,11 @@ void StagedReceive::deliver() {
           staging_.ready->block(guard.current_stream());
           VirtualGuardImpl(to.device().type())
               .recordDataPtrOnStream(to.storage().data_ptr(), guard.current_stream());
-          to.copy_(staging_.host.view(to.sizes()), /*non_blocking=*/true);
+          if (staging_.deliver) {
+            staging_.deliver(to, staging_.host);
+          } else {
+            to.copy_(staging_.host.view(to.sizes()), /*non_blocking=*/true);
+          }
           future_->markCompleted(c10::IValue(Tensors{to}));
         },
         error);
@@ -189,6 +193,12 @@ bool StagedReceive::wait(std::chrono::milliseconds timeout) {
   const GilRelease release;
   future_->waitAndThrow();
   return true;
+}
+
+std::shared_ptr<c10::Event> recorded(c10::Stream stream) {
+  auto event = std::make_shared<c10::Event>(stream.device_type());
+  event->record(stream);
+  return event;
 }
 
 std::vector<c10::Device> gpus_of(const Tensors& tensors) {

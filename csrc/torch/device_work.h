@@ -4,6 +4,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -67,6 +68,8 @@ class StagedReceive final : public c10d::Work {
     at::Tensor host;
     at::Tensor device;                  // where it belongs
     std::shared_ptr<c10::Event> ready;  // then the tensor may be written
+    // Fills `device` from `host`, by the current stream; none: they hold the same.
+    std::function<void(at::Tensor& device, const at::Tensor& host)> deliver;
   };
   static c10::intrusive_ptr<StagedReceive> make(Description description,
                                                 c10::intrusive_ptr<c10d::Work> message,
@@ -89,6 +92,9 @@ class StagedReceive final : public c10d::Work {
   const Staging staging_;
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
+
+// What is on the stream now.
+std::shared_ptr<c10::Event> recorded(c10::Stream stream);
 
 // The GPUs that tensors are on.
 std::vector<c10::Device> gpus_of(const Tensors& tensors);

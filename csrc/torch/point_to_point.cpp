@@ -44,18 +44,26 @@ Backend::WorkPtr Backend::start_message(const char* title, c10d::OpType type, Te
   return remember(work);
 }
 
-MessageRequest Backend::as_region_says(MessageRequest request) const {
+// Of a message of so many values.
+CodecWord Backend::codec_of_message(const MessageRequest& request, uint64_t count) const {
   const CodecWord codec = request_.regions->here().value_or(std::nullopt);
   const bool served = codec && can_encode(request.dtype);
-  if (!served || request.block.count * size_of(request.dtype) < request_.codec_min_bytes) {
-    return request;
-  }
+  if (!served || count * size_of(request.dtype) < request_.codec_min_bytes) return std::nullopt;
+  return codec;
+}
+
+MessageRequest Backend::as_region_says(MessageRequest request) const {
+  const CodecWord codec = codec_of_message(request, request.block.count);
+  if (!codec) return request;
   return codecs_->coded(std::move(request), *codec);
 }
 
 Backend::WorkPtr Backend::start_message_on(c10::Device device, Description description,
                                            MessageRequest request) {
-  const bool batched = request.peer != kAnySource;
+  const auto count = static_cast<uint64_t>(description.inputs[0].numel());
+  const CodecWord codec = codec_of_message(request, count);
+  // Codes go through host memory, where their two ranks compare them.
+  const bool batched = request.peer != kAnySource && !codec;
   if (const std::lock_guard lock(coalescing_mutex_); coalescing_.open && batched) {
     const c10::DeviceGuard guard(device);
     const auto role = request.receives ? DenseTensors::Role::output : DenseTensors::Role::input;
@@ -67,8 +75,11 @@ Backend::WorkPtr Backend::start_message_on(c10::Device device, Description descr
   }
   request.timeout = time_limit(options_->timeout);
   try {
-    return remember(request.receives ? devices_->receive(std::move(description), std::move(request))
-                                     : devices_->send(std::move(description), std::move(request)));
+    std::optional<MessageCoding> coding;
+    if (codec) with_torch_errors([&] { coding = codecs_->coding_of(request, *codec); });
+    const auto start = request.receives ? &DeviceCalls::receive : &DeviceCalls::send;
+    return remember(
+        ((*devices_).*start)(std::move(description), std::move(request), std::move(coding)));
   } catch (const c10::Error& error) {
     const GilRelease release;
     devices_->note_error(device, error);
