@@ -81,3 +81,16 @@ def first_is_late(rank, w):
 
 def test_rank_0_may_come_last():
     assert [r.value for r in torch_ranks(3, first_is_late, timeout=60)] == ["done"] * 3
+
+
+def without_time(rank, w):
+    group = dist.new_group()
+    if rank > 0:
+        return ""
+    with pytest.raises(dist.DistBackendError) as caught:
+        group.monitored_barrier(datetime.timedelta(0))
+    return str(caught.value)
+
+
+def test_rank_0_without_time_blames_nobody_else():
+    assert "Rank 0 timed out in monitoredBarrier" in torch_ranks(2, without_time)[0].value

@@ -62,6 +62,13 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_al
   const GilRelease release;
   std::byte here{1};
   if (getRank() == 0) {
+    // That is about itself, and no word of others: they may be there.
+    if (timeout <= Nanoseconds(0)) {
+      const std::string text =
+          concat("[Rank 0]: Rank 0 timed out in monitoredBarrier after ", given.count(), " ms");
+      communicator_->abort(text);
+      C10_THROW_ERROR(DistBackendError, text);
+    }
     std::vector<int> missing;
     with_torch_errors(
         [&] { missing = find_missing(*communicator_, interrupt_, timeout, wait_all_ranks); });
