@@ -23,7 +23,7 @@ from typing import NamedTuple
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from conformance.suite import TEST_SECONDS, load
+from conformance.suite import TEST_SECONDS, load  # noqa: E402
 
 SKIPS = HERE / "skips.json"
 # It compares names with a table of torch's own: a backend from elsewhere is called "custom".
