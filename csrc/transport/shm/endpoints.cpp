@@ -269,7 +269,14 @@ Endpoints::Read Endpoints::read(Endpoint& endpoint) {
 
 bool Endpoints::take(Endpoint& endpoint, Incoming incoming) {
   const std::optional<Packet> packet = decode(incoming.bytes);
-  if (endpoint.peer.empty()) return packet && take_hello(endpoint, *packet);
+  if (endpoint.peer.empty()) {
+    if (packet && take_hello(endpoint, *packet)) return true;
+    strange_.say(concat("dropped a connection to this process's shared memory from ",
+                        owner_of(endpoint.socket.get()),
+                        ", which did not show its key: a process of another job or of an earlier "
+                        "run, or no rank at all"));
+    return false;
+  }
   if (!packet) return true;
   if (incoming.attachment_lost) {
     errno = EMFILE;

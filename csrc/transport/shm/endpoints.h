@@ -24,6 +24,7 @@
 
 #include "core/clock.h"
 #include "core/fd.h"
+#include "core/occasional_log.h"
 #include "transport/shm/packet.h"
 
 namespace pycoll::shm {
@@ -134,6 +135,7 @@ class Endpoints {
   // How often connections could not be taken for want of descriptors, and why.
   uint64_t starvations_ = 0;
   std::string starvation_;
+  OccasionalLog strange_;  // who did not know the key
   bool stopping_ = false;
   uint64_t last_token_ = 0;
   std::map<uint64_t, std::unique_ptr<Endpoint>> endpoints_;  // by token

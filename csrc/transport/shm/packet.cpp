@@ -182,6 +182,15 @@ UniqueFd process_behind(int socket) {
   return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, credentials.pid, 0)));
 }
 
+std::string owner_of(int socket) {
+  ucred credentials{};
+  socklen_t length = sizeof(credentials);
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) {
+    return "an unknown process";
+  }
+  return concat("process ", credentials.pid, " of user ", credentials.uid);
+}
+
 bool has_exited(const UniqueFd& process) {
   pollfd asked{process.get(), POLLIN, 0};
   return ::poll(&asked, 1, 0) == 1 && (asked.revents & POLLIN) != 0;

@@ -62,6 +62,8 @@ UniqueFd dial(const std::string& name);
 // A pidfd of the process at the other end; empty where there is none (an old kernel, another pid
 // namespace, a seccomp filter, this process itself).
 UniqueFd process_behind(int socket);
+// The process and user at the other end, in words.
+std::string owner_of(int socket);
 // By its pidfd: all its threads have ended. False when that cannot be told.
 bool has_exited(const UniqueFd& process);
 

@@ -8,6 +8,7 @@
 #include <cerrno>
 
 #include "core/error.h"
+#include "transport/tcp/address.h"
 #include "transport/tcp/dial.h"
 
 namespace pycoll::tcp {
@@ -71,10 +72,13 @@ class Acceptor::Handshake final : public IoHandler {
     if (got > 0) received_ += static_cast<size_t>(got);
     const bool begins_well = received_ < sizeof(hello_.magic) || hello_.magic == kHelloMagic;
     if (got > 0 && begins_well && received_ < sizeof(hello_)) return;
+    // Who goes again without a word, as a health check does, is no news.
+    bool known = got <= 0;
     if (got > 0 && begins_well) {
       stop();
-      acceptor_.admit(hello_, socket_);
+      known = acceptor_.admit(hello_, socket_);
     }
+    if (!known) acceptor_.report_stranger(socket_.get());
     acceptor_.drop(this);
   }
   Clock::time_point until() const { return until_; }
@@ -153,6 +157,17 @@ void Acceptor::report_starvation(const std::string& reason) {
 Starvation Acceptor::starvation() const {
   const std::lock_guard lock(starvation_mutex_);
   return starvation_;
+}
+
+void Acceptor::report_stranger(int socket) {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof(storage);
+  auto* address = reinterpret_cast<sockaddr*>(&storage);
+  const bool named = ::getpeername(socket, address, &length) == 0;
+  strange_.say(concat("dropped a connection to TCP port ", port_, " from ",
+                      named ? Address(address, length).to_string() : "a host that has gone again",
+                      ", which did not show this process's key: a process of another job or of an "
+                      "earlier run, or no rank at all"));
 }
 
 void Acceptor::drop(const Handshake* handshake) {

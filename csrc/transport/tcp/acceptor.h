@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/occasional_log.h"
 #include "transport/tcp/descriptors.h"
 #include "transport/tcp/frame.h"
 #include "transport/tcp/io_thread.h"
@@ -67,6 +68,7 @@ class Acceptor final : public IoHandler, public std::enable_shared_from_this<Acc
   // A hello came; false when it is a stranger's.
   bool admit(const Hello& hello, Socket& socket);
   void drop(const Handshake* handshake);
+  void report_stranger(int socket);
 
   const AcceptorIdentity identity_;
   const std::shared_ptr<Descriptors> table_;
@@ -80,6 +82,7 @@ class Acceptor final : public IoHandler, public std::enable_shared_from_this<Acc
   std::map<FormingKey, Forming> forming_;
   mutable std::mutex starvation_mutex_;  // a leaf
   Starvation starvation_;                // guarded by starvation_mutex_
+  OccasionalLog strange_;                // who did not know the secret
 };
 
 }  // namespace pycoll::tcp
