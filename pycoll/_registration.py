@@ -20,6 +20,7 @@ def create(options: Any, backend_options: Any) -> Any:
     """
     from pycoll import _native
     from pycoll._codec_choice import choose_for_new_group, groups
+    from pycoll._generation import key_prefix
     from pycoll.auto import Auto, Choice, asked_for
     from pycoll.codecs import Codec
     from pycoll.flight.dump import dump_on_signal
@@ -29,6 +30,7 @@ def create(options: Any, backend_options: Any) -> Any:
     settings = Options.of(backend_options)
     variables, table = settings.resolve()
     dump_on_signal(variables)
+    generation = key_prefix(options.store)
 
     def make(
         name: str, codec: Codec | None, min_bytes: int, agreed: Mapping[str, str] | None = None
@@ -38,7 +40,7 @@ def create(options: Any, backend_options: Any) -> Any:
             options.group_rank,
             options.group_size,
             options.timeout,
-            name,
+            generation + name,
             list(options.global_ranks_in_group),  # empty for the default group: all ranks
             variables,
             table,

@@ -21,6 +21,7 @@ from pycoll._calls import Call, Work
 from pycoll._codec_calls import CodecPart
 from pycoll._device_arrays import seen
 from pycoll._device_calls import DevicePart, on_device
+from pycoll._generation import key_prefix
 from pycoll._messages import Messages
 from pycoll._regions import open_regions
 from pycoll._store_adapter import adapt_store
@@ -116,7 +117,7 @@ class Communicator(Messages):
             store=adapt_store(store),
             rank=rank,
             world_size=world_size,
-            prefix=f"pycoll/{name}",
+            prefix=f"pycoll/{key_prefix(store)}{name}",
             timeout=timeout,
             variables=variables,
             table=table,
