@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
+
+import netns
 
 if TYPE_CHECKING:
     from helpers_threads import ThreadGroups
@@ -82,3 +85,13 @@ def nothing_left_behind() -> Iterator[None]:
     yield
     left = {name for name in set(os.listdir("/dev/shm")) - before if "pycoll" in name}
     assert not left
+
+
+@pytest.fixture
+def hosts() -> Iterator[Callable[[int], netns.Hosts]]:
+    """Makes network namespaces: hosts(count)."""
+    reason = netns.why_not()
+    if reason:
+        pytest.skip(reason)
+    with contextlib.ExitStack() as stack:
+        yield lambda count: stack.enter_context(netns.Hosts(count))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import random
@@ -10,7 +9,6 @@ import re
 import resource
 import signal
 import socket
-import struct
 import threading
 import time
 from pathlib import Path
@@ -19,6 +17,7 @@ import numpy as np
 import pytest
 
 import pycoll
+from helpers_limits import PIDFD_OPEN, forbid_calls
 from helpers_threads import ThreadRanks
 from pool import communicator_ranks, run_ranks, torch_ranks
 from pycoll import _core
@@ -56,9 +55,12 @@ def groups_of_all(rank, world_size, directory, limit):
     return counts
 
 
+# (I13) 64 descriptors are enough for eight ranks, however many groups they make.
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(("world_size", "limit"), [(3, 0), (8, 64)])
-def test_groups_share_descriptors(world_size, limit):
-    for result in run_ranks(world_size, groups_of_all, limit, timeout=120):
+def test_groups_share_descriptors(world_size, limit, transport):
+    env = {"PYCOLL_TRANSPORT": transport}
+    for result in run_ranks(world_size, groups_of_all, limit, timeout=120, env=env):
         assert len(set(result.value)) == 1, result.value
 
 
@@ -110,6 +112,7 @@ def too_few_descriptors(rank, world_size, directory, transport, left):
 @pytest.mark.parametrize("left", [1, 0])
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_too_few_descriptors_are_named(transport, left):
+    """(I13)"""
     results = run_ranks(6, too_few_descriptors, transport, left, timeout=60)
     assert "ulimit -n" in results[0].value[1], results[0].value
     assert "errno 24" in results[0].value[1], results[0].value
@@ -272,42 +275,11 @@ def test_new_groups_come_and_go_without_a_trace():
 
 # ---- Deaths ----
 
-SECCOMP_MODE_FILTER = 2
-SECCOMP_RET_ALLOW = 0x7FFF0000
-SECCOMP_RET_ERRNO = 0x00050000
-PIDFD_OPEN = 434  # the same number on every architecture
-
-
-def forbid_pidfd_open():
-    """From now on pidfd_open fails with EPERM in this process, as in many a container."""
-
-    def instruction(code, k, if_true=0, if_false=0):
-        return struct.pack("HBBI", code, if_true, if_false, k)
-
-    load, jump_if_equal, answer = 0x20, 0x15, 0x06
-    program = b"".join(
-        [
-            instruction(load, 0),  # the system call's number
-            instruction(jump_if_equal, PIDFD_OPEN, 0, 1),
-            instruction(answer, SECCOMP_RET_ERRNO | 1),
-            instruction(answer, SECCOMP_RET_ALLOW),
-        ]
-    )
-    memory = ctypes.create_string_buffer(program)
-    header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(memory))
-    libc = ctypes.CDLL(None, use_errno=True)
-    prctl = libc.prctl
-    prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
-    address = ctypes.create_string_buffer(header)
-    no_new_privileges = prctl(38, 1, 0, 0, 0)
-    if no_new_privileges or prctl(22, SECCOMP_MODE_FILTER, ctypes.addressof(address), 0, 0):
-        raise OSError(ctypes.get_errno(), "no seccomp filter")
-
 
 def death_with_forked_children(rank, world_size, directory, pidfds, transport, how):
     if not pidfds:
         try:
-            forbid_pidfd_open()
+            forbid_calls(PIDFD_OPEN)
         except OSError as error:
             return ("skip", str(error), 0)
         with pytest.raises(PermissionError):

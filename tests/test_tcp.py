@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import re
@@ -37,16 +36,6 @@ SETTINGS = [
     {"PYCOLL_SLOT_BYTES": 64, "PYCOLL_FIFO_DEPTH": 2, "PYCOLL_TCP_CONNECTIONS": 1},
     {"PYCOLL_SLOT_BYTES": 16384, "PYCOLL_TCP_CONNECTIONS": 3},
 ]
-
-
-@pytest.fixture
-def hosts():
-    """Makes network namespaces: hosts(count)."""
-    reason = netns.why_not()
-    if reason:
-        pytest.skip(reason)
-    with contextlib.ExitStack() as stack:
-        yield lambda count: stack.enter_context(netns.Hosts(count))
 
 
 # ---- Collectives ----
@@ -239,6 +228,7 @@ def black_hole(net, name):
 
 @pytest.mark.parametrize("wish", ["eth1", "eth", "eth0, eth1", ""])
 def test_an_address_that_swallows_packets_does_not_hold_up_the_others(hosts, wish):
+    """(J4)"""
     net = two_cables(hosts)
     black_hole(net, "eth0")
     env = [{**TCP, "PYCOLL_SOCKET_IFNAME": wish}] * 2
@@ -249,6 +239,7 @@ def test_an_address_that_swallows_packets_does_not_hold_up_the_others(hosts, wis
 
 
 def test_an_interface_that_swallows_packets_is_named(hosts):
+    """(J4)"""
     net = two_cables(hosts)
     black_hole(net, "eth1")
     env = [{**TCP, "PYCOLL_SOCKET_IFNAME": "eth1", "PYCOLL_CONNECT_TIMEOUT": "2"}] * 2
@@ -262,6 +253,7 @@ def test_an_interface_that_swallows_packets_is_named(hosts):
 
 
 def test_an_interface_that_does_not_exist(tmp_path):
+    """(J4)"""
     start = time.monotonic()
     options = {**TCP, "PYCOLL_SOCKET_IFNAME": "nope0"}
     with pytest.raises(pycoll.InvalidArgumentError) as caught:

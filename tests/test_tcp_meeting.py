@@ -20,16 +20,6 @@ from test_faults import error_of
 TCP = {"PYCOLL_TRANSPORT": "tcp"}
 
 
-@pytest.fixture
-def hosts():
-    """Makes network namespaces: hosts(count)."""
-    reason = netns.why_not()
-    if reason:
-        pytest.skip(reason)
-    with contextlib.ExitStack() as stack:
-        yield lambda count: stack.enter_context(netns.Hosts(count))
-
-
 # ---- Strangers, and crowds ----
 
 
@@ -126,6 +116,7 @@ def crowd(rank, world_size, directory, path):
 @pytest.mark.full
 @pytest.mark.timeout(200)
 def test_a_crowd_at_a_short_queue(hosts):
+    """(J9)"""
     net = hosts(1)
     net.run(0, "sysctl -w net.core.somaxconn=8")
     results = run_ranks(32, crowd, net.paths[0], timeout=150)
