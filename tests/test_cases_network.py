@@ -227,6 +227,7 @@ def j8_name_never_comes(rank, w, directory, path):
     return text, time.monotonic() - start, choose_for_master({}, "nowhere.example").reason
 
 
+@pytest.mark.full
 def test_j8_a_name_that_never_comes_is_an_error_in_time(hosts):
     result = run_ranks(1, j8_name_never_comes, hosts(1).paths[0])[0]
     text, took, diagnosis = result.value
