@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import time
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -65,6 +66,35 @@ def sums(rank, w):
 def test_sums(transport, world_size):
     ranks = torch_ranks(world_size, sums, env={"PYCOLL_TRANSPORT": transport}, timeout=60)
     assert all(result.value == ranks[0].value for result in ranks)
+
+
+def entries_of(rank, entries, width):
+    """Sorted distinct indices, and values of other magnitudes on each rank."""
+    rng = np.random.default_rng([rank, entries, width])
+    indices = np.sort(rng.permutation(2 * entries)[:entries])
+    values = rng.standard_normal((entries, width)) * 10.0 ** (3 * (rank % 3))
+    return indices, values.astype(np.float32)
+
+
+def ordered(rank, w):
+    """float32 sums depend on their order, at sizes that a sort treats differently too."""
+    for entries in (1, 4, 20, 200, 5000):
+        for width in (1, 3):
+            indices, values = entries_of(rank, entries, width)
+            mine = torch.sparse_coo_tensor(indices[None], values, (2 * entries, width))
+            dist.all_reduce(mine)
+            assert mine.is_coalesced()
+            expected = np.zeros((2 * entries, width), np.float32)
+            for peer in range(w):
+                indices, values = entries_of(peer, entries, width)
+                expected[indices] += values
+            assert np.array_equal(mine.to_dense().numpy(), expected), (entries, width)
+    return "done"
+
+
+def test_sums_are_in_the_order_of_ranks():
+    ranks = torch_ranks(4, ordered, timeout=60)
+    assert [result.value for result in ranks] == ["done"] * 4
 
 
 def asynchronous(rank, w):

@@ -2,8 +2,12 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
+#include <ATen/ops/_unique.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
 #include <array>
@@ -86,23 +90,45 @@ std::vector<Shape> exchange(Communicator& group, const Shape& mine, Nanoseconds 
   return all;
 }
 
-// In float32 where the type is narrower, rounded once. The order is that of ranks: coalesce() adds
-// equal indices as they come, on one thread or on many, each index on one.
-at::Tensor sum(const at::Tensor& indices, const at::Tensor& values, const at::Tensor& like,
-               ReduceOp op, int ranks) {
+// One number an index: its place among all there could be.
+at::Tensor places(const at::Tensor& indices, at::IntArrayRef sizes) {
+  at::Tensor flat = at::zeros({indices.size(1)}, indices.options());
+  for (int64_t dim = 0; dim < indices.size(0); ++dim) {
+    flat.mul_(sizes[static_cast<size_t>(dim)]).add_(indices[dim]);
+  }
+  return flat;
+}
+
+// Of what all ranks have, one rank's `entries` after the other's; each rank's indices are distinct.
+// In float32 where the type is narrower, rounded once.
+//
+// Not with coalesce(): its sort is not stable, and orders equal indices by what vector instructions
+// the CPU has, so ranks on different ones would get different bits.
+at::Tensor sum(const at::Tensor& indices, const at::Tensor& values,
+               const std::vector<int64_t>& entries, const at::Tensor& like, ReduceOp op) {
   const auto type = like.scalar_type();
   const bool narrow = type == at::kHalf || type == at::kBFloat16;
   const at::Tensor wide = narrow ? values.to(at::kFloat) : values;
-  at::Tensor result =
-      at::_sparse_coo_tensor_unsafe(indices, wide, like.sizes(), wide.options().layout(at::kSparse))
-          .coalesce();
-  at::Tensor sums = result._values();
+  const auto [distinct, slots] = at::_unique(places(indices, like.sizes()), true, true);
+  std::vector<int64_t> sizes = wide.sizes().vec();
+  sizes[0] = distinct.size(0);
+  at::Tensor sums = at::zeros(sizes, wide.options());
+  int64_t start = 0;
+  for (const int64_t length : entries) {
+    sums.index_add_(0, slots.narrow(0, start, length), wide.narrow(0, start, length));
+    start += length;
+  }
+  const auto ranks = static_cast<int64_t>(entries.size());
   if (op == ReduceOp::avg && c10::isIntegralType(type, /*includeBool=*/true)) {
     sums.div_(ranks, "trunc");
   } else if (op == ReduceOp::avg) {
     sums.div_(ranks);
   }
-  return narrow ? result.to(type) : result;
+  // Of entries with the same index any will do.
+  at::Tensor entry = at::empty_like(distinct);
+  entry.scatter_(0, slots, at::arange(slots.size(0), slots.options()));
+  return at::_sparse_coo_tensor_unsafe(indices.index_select(1, entry), sums.to(type), like.sizes(),
+                                       like.options(), /*is_coalesced=*/true);
 }
 
 }  // namespace
@@ -147,7 +173,7 @@ class SparseWork final : public c10d::Work {
     }
     const at::Tensor indices = gather(group, mine_._indices(), 1, entries, timeout_);
     const at::Tensor values = gather(group, mine_._values(), 0, entries, timeout_);
-    const at::Tensor result = sum(indices, values, mine_, op_, group.world_size());
+    const at::Tensor result = sum(indices, values, entries, mine_, op_);
     // Elsewhere an inference tensor refuses it; what is made in there is one.
     const c10::InferenceMode same_kind(tensor_.is_inference());
     tensor_.copy_(result);
@@ -206,12 +232,11 @@ void SparseCalls::carry_out(SparseWork& work) {
   std::exception_ptr error;
   try {
     work.run(*group_);
-  } catch (const Error& caught) {
-    // The group itself is told: its ranks are out of step, whatever they do next.
+  } catch (const std::exception& caught) {
+    // Whatever it is, of torch too (no memory): the group itself is told, since its ranks are out
+    // of step, whatever they do next.
     control_->abort(caught.what());
     error = as_torch_error(std::current_exception());
-  } catch (...) {
-    error = std::current_exception();
   }
   work.end(error);
 }

@@ -121,7 +121,9 @@ def _open_monitored_barrier() -> None:
     def monitored_barrier(group=None, timeout=None, wait_all_ranks=False):
         if c10d._rank_not_in_group(group):
             return c10d._warn_not_in_group("monitored_barrier")
-        given = timeout or c10d._get_default_timeout(c10d.get_backend(group))
+        given = timeout
+        if given is None:
+            given = c10d._get_default_timeout(c10d.get_backend(group))
         if not isinstance(given, datetime.timedelta):
             given = datetime.timedelta(seconds=given)
         return (group or c10d._get_default_group()).monitored_barrier(given, wait_all_ranks)
