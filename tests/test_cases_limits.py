@@ -140,6 +140,7 @@ I4_SCRIPT = """
 import os, signal, sys, threading
 import pycoll
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background inherit none
 rank, directory, how = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 store = pycoll.FileStore(directory)
 communicator = pycoll.Communicator(store, rank, 4)

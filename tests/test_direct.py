@@ -97,7 +97,7 @@ def errors(rank, w):
         lambda: pycoll.all_reduce(torch.ones(1), tensor=torch.ones(1)),
         lambda: pycoll.all_reduce(torch.ones(1), oops=1),
         lambda: pycoll.all_reduce(torch.ones(1).expand(4)),
-        lambda: pycoll.all_reduce(torch.ones(2).to_sparse()),
+        lambda: pycoll.all_reduce(torch.ones(2).to_sparse(), "max"),
     ):
         try:
             call()

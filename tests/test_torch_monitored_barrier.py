@@ -40,13 +40,14 @@ def test_all_come(transport, world_size):
 
 def some_are_late(rank, w, late, wait_all_ranks):
     group = dist.new_group(timeout=datetime.timedelta(seconds=30))
+    dist.barrier()
     if rank in late:
         time.sleep(1.6)
     start = time.monotonic()
     with pytest.raises(dist.DistBackendError) as caught:
         group.monitored_barrier(datetime.timedelta(seconds=1), wait_all_ranks=wait_all_ranks)
     took = time.monotonic() - start
-    assert took < (1.5 if rank not in late else 0.5)
+    assert took < 1.5, took  # late ranks are told, and do not wait for anybody
     with pytest.raises(dist.DistBackendError):
         dist.all_reduce(torch.ones(3), group=group)  # it has ended
     dist.barrier()  # others live

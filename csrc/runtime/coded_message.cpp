@@ -24,7 +24,7 @@ void make_code(MessageRequest& request, const Codec& codec, std::byte* code) {
 }
 
 MessageRequest over_codes(MessageRequest request, const MessageCoding& coding) {
-  const auto& [codec, key] = coding;
+  const Codec& codec = coding.codec;
   const Block values = request.block;
   const DType dtype = request.dtype;
   const uint64_t bytes = code_bytes(codec, values.count);
@@ -36,7 +36,8 @@ MessageRequest over_codes(MessageRequest request, const MessageCoding& coding) {
     };
   } else {
     const IeeeFloatMode ieee;
-    codec_kernels(best_isa()).encode({codec, key, dtype, values.data, values.count, code.get()});
+    codec_kernels(best_isa())
+        .encode({codec, coding.key, dtype, values.data, values.count, code.get()});
   }
   request.keep_alive =
       std::make_shared<std::pair<std::shared_ptr<void>, Memory>>(request.keep_alive, code);
