@@ -271,7 +271,8 @@ def refusals(rank, w):
     refused("same as the rank recv", lambda: group.recv([one], rank, 0))
     refused("rank 17", lambda: group.send([one], 17, 0))
     refused("rank -3", lambda: group.recv([one], -3, 0))
-    refused("layout", lambda: dist.all_reduce(torch.ones(3).to_sparse()))
+    maximum = dist.ReduceOp.MAX
+    refused("SUM and AVG", lambda: dist.all_reduce(torch.ones(3).to_sparse(), op=maximum))
     assert base.tolist() == [rank, rank]
     assert (one == 1).all()
     dist.all_reduce(one)
@@ -299,7 +300,7 @@ def test_what_is_refused_says_why_and_hurts_nobody():
                     "type",
                     "rank 17",
                     "rank -3",
-                    "layout",
+                    "SUM and AVG",
                 )
                 if name.startswith(w)
             )
