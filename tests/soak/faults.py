@@ -176,7 +176,11 @@ def _part(group: pycoll.Communicator, moment: Moment, name: str) -> None:
     """All ranks make another group and use it. The victim may fail; then nobody can have it."""
     try:
         store = pycoll.FileStore(moment.directory, timeout=5)
-        with pycoll.Communicator(store, moment.rank, moment.world, name=name, timeout=5) as part:
+        # Less than the time that the first group gives to ranks which have failed here at once.
+        options = pycoll.Options(variables={"PYCOLL_CONNECT_TIMEOUT": "2"})
+        with pycoll.Communicator(
+            store, moment.rank, moment.world, name=name, timeout=5, options=options
+        ) as part:
             array = np.full(10, part.rank + 1, np.int64)
             part.all_reduce(array)
             if array[0] != part.world_size * (part.world_size + 1) // 2:

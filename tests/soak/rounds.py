@@ -97,7 +97,9 @@ def rank_of(rank: int, world: int, directory: str, what: Round) -> Outcome:
     except (pycoll.Error, Oops, KeyboardInterrupt) as error:
         outcome.error, outcome.type = str(error), type(error).__name__
     outcome.seconds = time.monotonic() - last
-    with contextlib.suppress(KeyboardInterrupt):  # it may come late
+    with contextlib.suppress(KeyboardInterrupt):
+        if fault.arm is not None and moment.mine and not outcome.type:
+            time.sleep(0.3)  # it may come late, but not amid what comes now
         group.close()
     del group, calls
     outcome.after = go_on(rank, what, store)
