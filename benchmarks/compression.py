@@ -226,24 +226,31 @@ def codec_names(text: str) -> tuple[str, ...]:
     return names
 
 
-def main() -> int:
+def parser_of(description: str | None, repeated: str, seeded: str) -> argparse.ArgumentParser:
+    """With the arguments that compression_ddp.py has, too: what is repeated, and drawn from a seed,
+    differs."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--networks", default="100mbit,1gbit,10gbit", help="rates of the links")
     parser.add_argument(
         "--hosts", type=ranks_per_host, default=1, metavar="2xN", help="ranks on each; default 2x1"
     )
+    parser.add_argument("--rounds", type=count, default=5, help=f"{repeated} of each; default 5")
+    parser.add_argument("--seed", type=int, default=1, help=f"of {seeded} and of the order")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="all figures, every round")
+    parser.add_argument("--plot", type=output_file, metavar="FILE.png", help="time against error")
+    return parser
+
+
+def main() -> int:
+    parser = parser_of(__doc__, "calls", "values")
     parser.add_argument(
         "--sizes", type=size_list, default="1M,64M", help="bytes of float32; default 1M,64M"
     )
     parser.add_argument(
         "--codecs", type=codec_names, default=CODECS, help=f"and none, gloo; default {CODECS}"
     )
-    parser.add_argument("--rounds", type=count, default=5, help="calls of each; default 5")
-    parser.add_argument("--seed", type=int, default=1, help="of values and of the order")
-    parser.add_argument("--json", type=output_file, metavar="FILE", help="all figures, every round")
-    parser.add_argument("--plot", type=output_file, metavar="FILE.png", help="time against error")
     arguments = parser.parse_args()
 
     plan = Plan(arguments.codecs, tuple(arguments.sizes), arguments.rounds, arguments.seed)

@@ -27,12 +27,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from compression import ranks_per_host, settled_bytes
+from compression import parser_of, settled_bytes
 from network import Network, batch, measure, network_of
 from scatter import Point, draw
 
 from pycoll.bench.machine import machine, machine_lines
-from pycoll.cli.usage import count, output_file
+from pycoll.cli.usage import count
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 import netns
@@ -304,13 +304,7 @@ def contenders(text: str) -> tuple[str, ...]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--networks", default="100mbit,1gbit,10gbit", help="rates of the links")
-    parser.add_argument(
-        "--hosts", type=ranks_per_host, default=1, metavar="2xN", help="ranks on each; default 2x1"
-    )
+    parser = parser_of(__doc__, "steps", "weights")
     parser.add_argument(
         "--contenders", type=contenders, default=contenders(CONTENDERS), metavar="A,B",
         help=f"default {CONTENDERS}",
@@ -318,10 +312,6 @@ def main() -> int:
     parser.add_argument("--width", type=count, default=1024, help="of a layer; default 1024")
     parser.add_argument("--layers", type=count, default=8, help="default 8")
     parser.add_argument("--batch", type=count, default=16, help="samples a rank; default 16")
-    parser.add_argument("--rounds", type=count, default=5, help="steps of each; default 5")
-    parser.add_argument("--seed", type=int, default=1, help="of weights and of the order")
-    parser.add_argument("--json", type=output_file, metavar="FILE", help="all figures, every round")
-    parser.add_argument("--plot", type=output_file, metavar="FILE.png", help="time against error")
     arguments = parser.parse_args()
 
     plan = Plan(arguments.contenders, arguments.width, arguments.layers, arguments.batch,

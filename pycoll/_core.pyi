@@ -1,4 +1,7 @@
-"""The core of pycoll without torch."""
+"""The core of pycoll without torch.
+
+One file, however long: a stub is what there is at run time, and there it is one module.
+"""
 
 import builtins
 from collections.abc import Callable, Sequence

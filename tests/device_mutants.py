@@ -1,5 +1,4 @@
-"""Bugs put into the device kernels on purpose, and into what orders them: the host's side of groups
-on one GPU and on several hosts. Each has the check that must find it.
+"""Bugs put into the device kernels on purpose, each with the check that must find it.
 
 A mutant is one substitution: `find` stands exactly once in `file`. `check` is a suite of
 tests/sim/device_kernels.cpp (or of `program`), `build` what it is compiled with; `signs` are what
@@ -35,11 +34,6 @@ CODEC_UNITS = KERNELS + "codec_units.cuh"
 WRONG = ("FAILED",)
 CREDIT = "credit_of(group_, step.from, group_.rank, fifo),"
 SYNC = "    __syncthreads();\n"
-
-GROUPS = "csrc/runtime/device/"
-HOSTS = GROUPS + "hosts_group.cpp"
-HOST_WORK = GROUPS + "host_work.cpp"
-SHARED_GROUP = GROUPS + "shared_device_group.cpp"
 
 MUTANTS = [
     Mutant(
@@ -415,24 +409,6 @@ MUTANTS = [
         (*WRONG, "AddressSanitizer"),
     ),
     Mutant(
-        "no_meeting_before_reading_peers",
-        SHARED_GROUP,
-        "  meet(Word::ready, stream, std::move(words));\n",
-        "  driver_.enqueue(words, stream);\n",
-        "peers' vectors are read before they are there",
-        "collectives",
-        program="groups",
-    ),
-    Mutant(
-        "no_meeting_after_reading_peers",
-        SHARED_GROUP,
-        "  meet(Word::done, stream);\n  if (sums_by_parts(request, round)) copy_out",
-        "  if (sums_by_parts(request, round)) copy_out",
-        "vectors are written while peers read them",
-        "collectives",
-        program="groups",
-    ),
-    Mutant(
         "mismatch_unseen",
         WAITING,
         "  if (same_number && static_cast<uint32_t>(seen >> 32) != fingerprint) {",
@@ -441,71 +417,5 @@ MUTANTS = [
         "failures",
         "",
         WRONG,
-    ),
-    Mutant(
-        "word_not_taken_back",
-        HOST_WORK,
-        "{wait_for(word_of(slot), 1), write(word_of(slot), 0)}",
-        "{wait_for(word_of(slot), 1)}",
-        "the next piece in a slot is copied back before it was summed",
-        "sums",
-        "",
-        WRONG,
-        "groups",
-    ),
-    Mutant(
-        "slot_not_waited_for",
-        HOSTS,
-        "      host().end(slot, stream);\n",
-        "      if (k % 3 != 0) host().end(slot, stream);\n",
-        "some pieces are copied back before they were summed",
-        "sums",
-        "",
-        WRONG,
-        "groups",
-    ),
-    Mutant(
-        "partial_sums_rounded",
-        HOSTS,
-        "  Sum sum{kernels->acc, ",
-        "  Sum sum{request.dtype, ",
-        "sums of 16-bit floats are rounded in each host, and again between them",
-        "sums",
-        "",
-        WRONG,
-        "groups",
-    ),
-    Mutant(
-        "not_divided",
-        HOSTS,
-        "  if (sum.divides) divide(sum.dtype, share, stream);\n",
-        "",
-        "AVG is a sum",
-        "sums",
-        "",
-        WRONG,
-        "groups",
-    ),
-    Mutant(
-        "not_gathered",
-        HOSTS,
-        "  gather(request, part.output, part.count, stream);\n",
-        "",
-        "a rank has its own share only",
-        "sums",
-        "",
-        WRONG,
-        "groups",
-    ),
-    Mutant(
-        "other_numbers",
-        HOSTS,
-        '      throw among(members, "between hosts", error);\n',
-        "      throw;\n",
-        "an error counts ranks as those between hosts do",
-        "killed_amid",
-        "",
-        WRONG,
-        "groups",
     ),
 ]
