@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pycoll import _core
+from pycoll._arguments import number
 from pycoll.advisor import (
     ITEM_BYTES,
     LEAST_GAIN,
@@ -34,7 +35,7 @@ from pycoll.advisor import (
     pick,
     values_of,
 )
-from pycoll.codecs import EXACT, Codec, codec_of
+from pycoll.codecs import EXACT, Codec, canonical, codec_of
 from pycoll.selection import format_bytes
 
 __all__ = ["Auto", "Choice", "Chooser", "Trial", "asked_for", "choose"]
@@ -67,10 +68,8 @@ class Auto:
     candidates: Sequence[str | Codec] = ("int8", "bf16", "fp16")
 
     def __post_init__(self) -> None:
-        if isinstance(self.max_error, bool) or not isinstance(self.max_error, int | float):
-            raise _core.InvalidArgumentError(f"max_error is a number, not {self.max_error!r}")
-        if not self.max_error > 0:
-            raise _core.InvalidArgumentError(f"max_error is above 0, not {self.max_error!r}")
+        error = number("Auto: max_error", self.max_error, "a number above 0", above=0)
+        object.__setattr__(self, "max_error", error)
         if isinstance(self.candidates, str) or not self.candidates:
             raise _core.InvalidArgumentError(
                 f"candidates are codecs, such as ('int8', 'fp16'), not {self.candidates!r}"
@@ -81,6 +80,14 @@ class Auto:
     @property
     def codecs(self) -> tuple[Codec, ...]:
         return tuple(codec_of(candidate) for candidate in self.candidates)
+
+
+def canonical_choice(codec: str | Codec | Auto | None) -> Codec | Auto | None:
+    """`asked_for`, as ranks compare it (codecs.canonical)."""
+    codec = asked_for(codec)
+    if isinstance(codec, Auto):
+        return Auto(codec.max_error, tuple(canonical(one) for one in codec.codecs))
+    return None if codec is None else canonical(codec)
 
 
 def asked_for(codec: str | Codec | Auto | None) -> Codec | Auto | None:
@@ -222,7 +229,7 @@ def agreed_speeds(trial: Trial, auto: Auto, dtype: str) -> list[Speed]:
 
 def fingerprint(auto: Auto, dtype: str) -> float:
     """Of what every rank must have given: 48 bits, exact in a float64."""
-    text = repr((auto.candidates, float(auto.max_error), dtype))
+    text = repr((canonical_choice(auto), dtype))
     return float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "little"))
 
 

@@ -23,13 +23,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
 
 from pycoll import _core, _device_codecs
+from pycoll._arguments import flag, whole
 from pycoll._device_codecs import DeviceVector, on_gpu
 from pycoll._host_arrays import HostArrays, is_tensor, size_of
 
@@ -64,22 +65,18 @@ class Codec:
     kind: ClassVar[str]
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            if field.name in _SETTINGS:
+                what, value = f"codec {self.kind}: {field.name}", getattr(self, field.name)
+                object.__setattr__(self, field.name, _SETTINGS[field.name](what, value))
         self._native()
 
     def _native(self) -> _core.Codec:
-        try:
-            _core.RandomKey(seed=getattr(self, "seed", 0))
-            return _core.Codec(
-                kind=self.kind,
-                block=getattr(self, "block", 256),
-                stochastic=getattr(self, "stochastic", False),
-            )
-        except TypeError:  # of another type, or of more bits
-            settings = {field.name: getattr(self, field.name) for field in fields(self)}
-            raise _core.InvalidArgumentError(
-                f"codec {self.kind}: {settings} are not the numbers it takes: block is a power of "
-                "two from 32 to 4096, stochastic True or False, seed a number of 64 bits"
-            ) from None
+        return _core.Codec(
+            kind=self.kind,
+            block=getattr(self, "block", 256),
+            stochastic=getattr(self, "stochastic", False),
+        )
 
     def _choice(self, step: int | None) -> _core.CodecChoice:
         _check_step(step)
@@ -96,12 +93,20 @@ class Codec:
         return self._native().code_bytes(count)
 
 
+# The settings that codecs have: what is taken, by name.
+_SETTINGS: dict[str, Callable[[str, Any], Any]] = {
+    # Which of these it may be is for the core to say.
+    "block": lambda what, value: whole(
+        what, value, "a power of two from 32 to 4096", below=1 << 31
+    ),
+    "stochastic": flag,
+    "seed": lambda what, value: whole(what, value, "a number of 64 bits", below=1 << 64),
+}
+
+
 def _check_step(step: int | None) -> None:
-    try:
-        if step is not None:
-            _core.RandomKey(step=step)
-    except TypeError:
-        raise _core.InvalidArgumentError(f"step is a number of 32 bits, not {step!r}") from None
+    if step is not None:
+        whole("step", step, "a number of 32 bits", below=1 << 32)
 
 
 @dataclass(frozen=True)
@@ -212,6 +217,15 @@ def codec_of(codec: str | Codec) -> Codec:
     return _CODECS[codec]()
 
 
+def canonical(codec: Codec) -> Codec:
+    """What ranks compare: one codec for all that give the same codes. Where nothing is drawn by
+    chance, the seed does not count; nor does a class of the caller's own."""
+    settings = {field.name: getattr(codec, field.name) for field in fields(_CODECS[codec.kind])}
+    if "stochastic" in settings and not settings["stochastic"]:
+        settings["seed"] = 0
+    return _CODECS[codec.kind](**settings)
+
+
 def _hint_for(wrong: Any) -> str:
     if isinstance(wrong, type) and issubclass(wrong, Codec):
         return f" but a class of them: pycoll.{wrong.__name__}() makes one"
@@ -257,13 +271,12 @@ def encode(
         UnsupportedError: `values` are on a GPU that this pycoll was not built for.
     """
     codec = codec_of(codec)
-    _check_step(step)
-    try:
-        key = _core.RandomKey(seed=getattr(codec, "seed", 0), step=step, rank=rank, first=first)
-    except TypeError:
-        raise _core.InvalidArgumentError(
-            f"encode: step={step!r} and rank={rank!r} are numbers of 32 bits, first={first!r} of 64"
-        ) from None
+    key = _core.RandomKey(
+        seed=getattr(codec, "seed", 0),
+        step=whole("encode: step", step, "a number of 32 bits", below=1 << 32),
+        rank=whole("encode: rank", rank, "a number of 32 bits", below=1 << 32),
+        first=whole("encode: first", first, "a number of 64 bits", below=1 << 64),
+    )
     if (on_device := on_gpu("encode: values", values)) is not None:
         _VALUES.dtype_name("encode: values", on_device.dtype)
         target = _on_same_device("encode", out)

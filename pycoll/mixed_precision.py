@@ -200,7 +200,7 @@ def _list_of(name: str, tensors: Any) -> list[Any]:
 
 def _number(name: str, value: Any) -> float:
     try:
-        if not isinstance(value, str):
+        if not isinstance(value, str | bool):
             return float(value)
         raise TypeError
     except (TypeError, ValueError):

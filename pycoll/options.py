@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pycoll import _core
-from pycoll.auto import Auto, asked_for
+from pycoll._arguments import whole
+from pycoll.auto import Auto, asked_for, canonical_choice
 from pycoll.codecs import Codec
 from pycoll.selection import Row, Table
 
@@ -67,14 +68,15 @@ class Options:
             raise _core.InvalidArgumentError(
                 f"algo is a text like 'all_reduce=ring', not {self.algo!r}"
             )
+        if not isinstance(self.variables, Mapping):
+            raise _core.InvalidArgumentError(
+                f"variables is a dict of PYCOLL_* variables and texts, not {self.variables!r}"
+            )
         if isinstance(asked_for(self.codec), Auto):
             self._check_auto()
-        if self.min_bytes is not None and not (
-            isinstance(self.min_bytes, int) and self.min_bytes >= 0
-        ):
-            raise _core.InvalidArgumentError(
-                f"min_bytes is a number of bytes from 0 on, not {self.min_bytes!r}"
-            )
+        if self.min_bytes is not None:
+            least = whole("Options: min_bytes", self.min_bytes, "a number of bytes from 0 on")
+            object.__setattr__(self, "min_bytes", least)
         variables = dict(self.variables)
         if self.algo is not None:
             variables["PYCOLL_ALGO"] = self.algo
@@ -105,7 +107,7 @@ class Options:
     def agreed(self) -> dict[str, str]:
         """What ranks compare when the group is made, beside variables and table."""
         return {
-            "Options.codec": repr(asked_for(self.codec)),
+            "Options.codec": repr(canonical_choice(self.codec)),
             "Options.min_bytes": str(self.least_bytes),
         }
 

@@ -26,6 +26,11 @@ namespace py = pybind11;
 namespace pycoll {
 namespace {
 
+// Of pycoll/mixed_precision.py, whose errors these are.
+constexpr const char* kCast = "cast_";
+constexpr const char* kUnscale = "unscale_";
+constexpr const char* kClip = "clip_by_norm_";
+
 // Rows of a table that Python made.
 class Spans {
  public:
@@ -46,11 +51,11 @@ class Spans {
   const Buffer buffer_;
 };
 
-Tensor tensor_of(const Span& span, bool (*takes)(DType), const char* kernels) {
+Tensor tensor_of(const Span& span, bool (*takes)(DType), const char* function) {
   const bool known = span.dtype < static_cast<uint64_t>(DType::kCount);
   const auto dtype = static_cast<DType>(span.dtype);
   if (!known || !takes(dtype)) {
-    fail(ErrorKind::invalid_argument, kernels, " do not take ",
+    fail(ErrorKind::invalid_argument, function, " does not take ",
          known ? name_of(dtype) : std::string_view("such a dtype"));
   }
   return {dtype, reinterpret_cast<void*>(static_cast<uintptr_t>(span.address)), span.count};
@@ -71,14 +76,14 @@ class Extents {
     extents_.push_back({begin, begin + tensor.count * size_of(tensor.dtype), index});
   }
   // Once, after all were added.
-  void check_apart(const char* what) {
+  void check_apart(const char* function, const char* what) {
     std::sort(extents_.begin(), extents_.end(),
               [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
     for (size_t i = 1; i < extents_.size(); ++i) {
       if (extents_[i].begin >= extents_[i - 1].end) continue;
       const auto [first, second] = std::minmax(extents_[i - 1].index, extents_[i].index);
-      fail(ErrorKind::invalid_argument, what, '[', first, "] and ", what, '[', second,
-           "] have memory in common");
+      fail(ErrorKind::invalid_argument, function, ": ", what, '[', first, "] and ", what, '[',
+           second, "] have memory in common");
     }
   }
   // Those that have memory in common with `other`, in order; after check_apart().
@@ -94,24 +99,24 @@ class Extents {
   std::vector<Extent> extents_;
 };
 
-std::vector<Tensor> tensors_of(const py::object& table) {
+std::vector<Tensor> tensors_of(const char* function, const py::object& table) {
   const Spans spans(table);
   std::vector<Tensor> tensors;
   Extents extents;
   for (size_t i = 0; i < spans.size(); ++i) {
-    tensors.push_back(tensor_of(spans[i], can_unscale, "kernels that work in place"));
+    tensors.push_back(tensor_of(spans[i], can_unscale, function));
     extents.add(tensors.back(), i);
   }
-  extents.check_apart("tensors");
+  extents.check_apart(function, "tensors");
   return tensors;
 }
 
 CastTensor cast_tensor_of(const Span& target_span, const Span& source_span) {
-  const Tensor target = tensor_of(target_span, can_encode, "casts");
-  const Tensor source = tensor_of(source_span, can_encode, "casts");
+  const Tensor target = tensor_of(target_span, can_encode, kCast);
+  const Tensor source = tensor_of(source_span, can_encode, kCast);
   if (target.count != source.count) {
-    fail(ErrorKind::invalid_argument, "a dst has ", target.count, " elements, its src has ",
-         source.count);
+    fail(ErrorKind::invalid_argument, kCast, ": a dst has ", target.count,
+         " elements, its src has ", source.count);
   }
   return {source.dtype, source.values, target.dtype, target.values, target.count};
 }
@@ -126,7 +131,7 @@ void check_sources(const std::vector<CastTensor>& tensors, const Extents& target
     const bool in_place = one.source == one.target && size_of(one.from) == size_of(one.to);
     for (const auto& met : targets.that_meet({begin, begin + one.count * size_of(one.from), i})) {
       if (in_place && met.index == i) continue;
-      fail(ErrorKind::invalid_argument, "src[", i, "] and dst[", met.index,
+      fail(ErrorKind::invalid_argument, kCast, ": src[", i, "] and dst[", met.index,
            "] have memory in common");
     }
   }
@@ -134,7 +139,7 @@ void check_sources(const std::vector<CastTensor>& tensors, const Extents& target
 
 std::vector<CastTensor> cast_tensors_of(const Spans& targets, const Spans& sources) {
   if (targets.size() != sources.size()) {
-    fail(ErrorKind::invalid_argument, "dst has ", targets.size(), " tensors, src has ",
+    fail(ErrorKind::invalid_argument, kCast, ": dst has ", targets.size(), " tensors, src has ",
          sources.size());
   }
   std::vector<CastTensor> tensors;
@@ -143,7 +148,7 @@ std::vector<CastTensor> cast_tensors_of(const Spans& targets, const Spans& sourc
     const CastTensor& one = tensors.emplace_back(cast_tensor_of(targets[i], sources[i]));
     written.add({one.to, one.target, one.count}, i);
   }
-  written.check_apart("dst");
+  written.check_apart(kCast, "dst");
   check_sources(tensors, written);
   return tensors;
 }
@@ -158,7 +163,7 @@ bool cast(const py::object& targets, const py::object& sources, double scale,
 }
 
 std::tuple<bool, double> unscale(const py::object& table, double factor, const std::string& isa) {
-  const std::vector<Tensor> tensors = tensors_of(table);
+  const std::vector<Tensor> tensors = tensors_of(kUnscale, table);
   const FusedKernels& kernels = fused_kernels(parse_isa(isa));
   const GilRelease release;
   const IeeeFloatMode ieee;
@@ -167,7 +172,7 @@ std::tuple<bool, double> unscale(const py::object& table, double factor, const s
 }
 
 void multiply(const py::object& table, double factor, const std::string& isa) {
-  const std::vector<Tensor> tensors = tensors_of(table);
+  const std::vector<Tensor> tensors = tensors_of(kClip, table);
   const FusedKernels& kernels = fused_kernels(parse_isa(isa));
   const GilRelease release;
   const IeeeFloatMode ieee;
@@ -205,19 +210,19 @@ class DeviceFused {
   }
   void unscale(const py::object& table, double factor, Address factor_at, Address sum_of_squares,
                Address stream, Address room, Address found_inf) const {
-    const std::vector<Tensor> tensors = tensors_of(table);
+    const std::vector<Tensor> tensors = tensors_of(kUnscale, table);
     const GilRelease release;
     library_->unscale({tensors.data(), tensors.size()}, {factor, pointer_to<float>(factor_at)},
                       pointer_to<double>(sum_of_squares), place(stream, room, found_inf));
   }
   void multiply(const py::object& table, double factor, Address stream, Address room) const {
-    const std::vector<Tensor> tensors = tensors_of(table);
+    const std::vector<Tensor> tensors = tensors_of(kClip, table);
     const GilRelease release;
     library_->multiply({tensors.data(), tensors.size()}, {factor}, place(stream, room, 0));
   }
   void clip(const py::object& table, Address sum_of_squares, double max_norm, Address stream,
             Address room) const {
-    const std::vector<Tensor> tensors = tensors_of(table);
+    const std::vector<Tensor> tensors = tensors_of(kClip, table);
     const GilRelease release;
     library_->clip({tensors.data(), tensors.size()}, pointer_to<double>(sum_of_squares), max_norm,
                    place(stream, room, 0));

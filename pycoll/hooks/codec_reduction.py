@@ -6,6 +6,7 @@ import warnings
 
 import torch
 
+from pycoll._arguments import flag
 from pycoll.codecs import Codec, Ternary
 from pycoll.direct import all_reduce
 from pycoll.hooks.plan import Layout, Unit
@@ -24,6 +25,9 @@ def feedback_of(
     compressor: object, error_feedback: bool | None, two_way: bool | None
 ) -> tuple[bool, bool]:
     """Whether to keep residuals, and those of sums too; None is what suits the compressor."""
+    for name, value in (("error_feedback", error_feedback), ("two_way", two_way)):
+        if value is not None:
+            flag(f"CompressionState: {name}", value, "True, False or None")
     contracts = not isinstance(compressor, _NO_CONTRACTIONS)
     if error_feedback is None:
         error_feedback = bool(two_way) or contracts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -10,11 +9,23 @@ from typing import Any
 import torch
 
 from pycoll import _core
+from pycoll._arguments import number, refuse, whole
 from pycoll.codecs import Codec
 from pycoll.hooks.reduction import check
 from pycoll.hooks.state import CompressionState
 
 __all__ = ["OneBitAdam"]
+
+
+def _checked_betas(betas: Any) -> tuple[float, float]:
+    what, allowed = "OneBitAdam: betas", "two numbers from 0 to below 1"
+    try:
+        first, second = (number(what, beta, allowed) for beta in betas)
+    except (TypeError, ValueError):  # no pair, or not of numbers
+        raise refuse(what, allowed, betas) from None
+    if first >= 1 or second >= 1:
+        raise refuse(what, allowed, betas)
+    return first, second
 
 
 class OneBitAdam(torch.optim.Optimizer):
@@ -58,25 +69,18 @@ class OneBitAdam(torch.optim.Optimizer):
         freeze_step: int,
         variance_floor: float = 1e-3,
     ) -> None:
-        check(
-            isinstance(freeze_step, int) and freeze_step >= 1,
-            f"freeze_step is a number of steps from 1 on, not {freeze_step!r}",
+        freeze_step = whole(
+            "OneBitAdam: freeze_step", freeze_step, "a number of steps from 1 on", least=1
         )
-        check(all(0 <= beta < 1 for beta in betas), f"betas are from 0 to below 1, not {betas!r}")
-        for name, value in (
-            ("lr", lr),
-            ("eps", eps),
-            ("weight_decay", weight_decay),
-            ("variance_floor", variance_floor),
-        ):
-            check(0 <= value < math.inf, f"{name} is a number from 0 on, not {value!r}")
+        numbers = {"lr": lr, "eps": eps, "weight_decay": weight_decay}
+        numbers["variance_floor"] = variance_floor
+        for name, value in numbers.items():
+            if not isinstance(value, torch.Tensor):  # as torch's optimizers take it
+                numbers[name] = number(f"OneBitAdam: {name}", value, "a number from 0 on")
         defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
+            **numbers,
+            "betas": _checked_betas(betas),
             "freeze_step": freeze_step,
-            "variance_floor": variance_floor,
             "steps": 0,
         }
         self._group_of: dict[int, int] = {}

@@ -9,14 +9,21 @@ from typing import Any
 
 import torch
 
+from pycoll._arguments import number, whole
 from pycoll.hooks.plan import Layout, Part, Unit
-from pycoll.hooks.reduction import Call, Group, check, random_bits
+from pycoll.hooks.reduction import Call, Group, random_bits
 
 __all__ = ["PowerSGD"]
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # A column of which no more than this is left beside the others is rounding noise of float32.
 _NOTHING = 1e-6
+# The settings that are whole numbers: what they are, and from where to below where.
+_WHOLE: tuple[tuple[str, str, dict[str, int]], ...] = (
+    ("rank", "a number from 1 on", {"least": 1, "below": 1 << 31}),
+    ("start_step", "a number of steps from 0 on", {"below": 1 << 63}),
+    ("seed", "a number of 64 bits", {"below": 1 << 64}),
+)
 
 
 @dataclass(frozen=True)
@@ -44,15 +51,12 @@ class PowerSGD:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        def whole(value: Any, least: int, below: int) -> bool:
-            return isinstance(value, int) and least <= value < below
-
-        check(whole(self.rank, 1, 1 << 31), f"rank is a number from 1 on, not {self.rank!r}")
-        start = whole(self.start_step, 0, 1 << 63)
-        check(start, f"start_step is a number of steps from 0 on, not {self.start_step!r}")
-        rate = isinstance(self.min_compression_rate, int | float) and self.min_compression_rate >= 0
-        check(rate, f"min_compression_rate is a number, not {self.min_compression_rate!r}")
-        check(whole(self.seed, 0, 1 << 64), f"seed is a number of 64 bits, not {self.seed!r}")
+        for name, allowed, limits in _WHOLE:
+            found = whole(f"PowerSGD: {name}", getattr(self, name), allowed, **limits)
+            object.__setattr__(self, name, found)
+        rate = self.min_compression_rate
+        rate = number("PowerSGD: min_compression_rate", rate, "a number from 0 on")
+        object.__setattr__(self, "min_compression_rate", rate)
 
     def _reduction(self, group: Group) -> _PowerSGD:
         return _PowerSGD(self, group)

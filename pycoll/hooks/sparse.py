@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from pycoll._arguments import number, refuse, whole
 from pycoll.hooks.plan import Layout, Unit
-from pycoll.hooks.reduction import Call, Group, all_finite, check, random_bits
+from pycoll.hooks.reduction import Call, Group, all_finite, random_bits
 
 __all__ = ["RandomK", "TopK"]
 
@@ -37,7 +38,7 @@ class TopK:
     ratio: float = 0.01
 
     def __post_init__(self) -> None:
-        _check_ratio(self.ratio)
+        object.__setattr__(self, "ratio", _checked_ratio("TopK", self.ratio))
 
     def _reduction(self, group: Group) -> _TopK:
         return _TopK(self, group)
@@ -67,9 +68,9 @@ class RandomK:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_ratio(self.ratio)
-        seed = isinstance(self.seed, int) and 0 <= self.seed < 1 << 64
-        check(seed, f"seed is a number of 64 bits, not {self.seed!r}")
+        object.__setattr__(self, "ratio", _checked_ratio("RandomK", self.ratio))
+        seed = whole("RandomK: seed", self.seed, "a number of 64 bits", below=1 << 64)
+        object.__setattr__(self, "seed", seed)
 
     def _reduction(self, group: Group) -> _RandomK:
         return _RandomK(self, group)
@@ -78,9 +79,12 @@ class RandomK:
         return {"kind": "random_k", **asdict(self)}
 
 
-def _check_ratio(ratio: Any) -> None:
-    fits = isinstance(ratio, int | float) and 0 < ratio <= 1
-    check(fits, f"ratio is a number above 0 and up to 1, not {ratio!r}")
+def _checked_ratio(whose: str, ratio: Any) -> float:
+    what, allowed = f"{whose}: ratio", "a number above 0 and up to 1"
+    found = number(what, ratio, allowed, above=0)
+    if found > 1:
+        raise refuse(what, allowed, ratio)
+    return found
 
 
 def top_places(values: torch.Tensor, k: int) -> torch.Tensor:

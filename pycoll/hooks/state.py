@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Collection
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from pycoll import _core
+from pycoll._arguments import number, whole
 from pycoll.codecs import Codec, codec_of
 from pycoll.hooks import checkpoint, history
 from pycoll.hooks.codec_reduction import CodecReduction, feedback_of
@@ -103,22 +103,22 @@ class CompressionState:
         # A class is refused as a codec: with a hint, also at PowerSGD instead of PowerSGD().
         is_codec = isinstance(codec, str | Codec | type) or not hasattr(codec, "_reduction")
         self._compressor: Any = codec_of(codec) if is_codec else codec  # type: ignore[arg-type]
-        check(is_codec or not two_way, f"two_way is for codecs, not for {codec!r}")
         kept, kept_of_sums = feedback_of(self._compressor, error_feedback, two_way)
+        check(is_codec or not kept_of_sums, f"two_way is for codecs, not for {codec!r}")
+        names = isinstance(exempt, Collection) and not isinstance(exempt, str | bytes)
         check(
-            exempt is None or callable(exempt) or not isinstance(exempt, str),
+            exempt is None or callable(exempt) or names,
             f"exempt is a function or names of parameters, not {exempt!r}",
         )
         check(
-            isinstance(predivide_factor, int | float)
-            and predivide_factor > 0
-            and math.isfinite(predivide_factor),
-            f"predivide_factor is a positive number, not {predivide_factor!r}",
+            model is None or isinstance(model, torch.nn.Module),
+            f"model is a torch.nn.Module, not {model!r}",
         )
-        for key, value in (("unit_bytes", unit_bytes), ("min_bytes", min_bytes or 0)):
-            check(
-                isinstance(value, int) and value >= 0, f"{key} is a number from 0 on, not {value!r}"
-            )
+        factor, size = "CompressionState: predivide_factor", "a number from 0 on"
+        predivide_factor = number(factor, predivide_factor, "a positive number", above=0)
+        unit_bytes = whole("CompressionState: unit_bytes", unit_bytes, size)
+        if min_bytes is not None:
+            min_bytes = whole("CompressionState: min_bytes", min_bytes, size)
         check(
             scaler is None or hasattr(scaler, "get_scale"),
             f"scaler is a torch.amp.GradScaler, not a {type(scaler).__name__}",
@@ -127,7 +127,7 @@ class CompressionState:
             "error_feedback": kept,
             "two_way": kept_of_sums,
             "exempt": exempt,
-            "predivide_factor": float(predivide_factor),
+            "predivide_factor": predivide_factor,
             "unit_bytes": unit_bytes,
             "min_bytes": MIN_BYTES if min_bytes is None else min_bytes,
         }
