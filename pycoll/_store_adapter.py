@@ -8,12 +8,20 @@ from typing import Any, Protocol
 
 from pycoll import _core
 
+# Seconds. A store without check() is asked by a get() that waits: long enough for the answer of a
+# distant one, short enough to be asked once a second.
+PEEK_WITHOUT_CHECK = 0.2
+# For a key that is there: as long as a slow store may take.
+FETCH = 5.0
+
 
 class BootstrapStore(Protocol):
-    """set, get that waits and returns None when the key did not come, and remove (best effort)."""
+    """set, get that waits and returns None when the key did not come, peek that asks once, and
+    remove (best effort)."""
 
     def set(self, key: str, value: bytes) -> None: ...
     def get(self, key: str, timeout: float) -> bytes | None: ...
+    def peek(self, key: str) -> bytes | None: ...
     def remove(self, key: str) -> None: ...
 
 
@@ -31,6 +39,12 @@ class _AnyStore:
             return bytes(self._store.get(key, timeout=timeout))
         except TimeoutError:
             return None
+
+    def peek(self, key: str) -> bytes | None:
+        check = getattr(self._store, "check", None)
+        if check is None:
+            return self.get(key, PEEK_WITHOUT_CHECK)
+        return self.get(key, FETCH) if check([key]) else None
 
     def remove(self, key: str) -> None:
         delete = getattr(self._store, "delete_key", None)

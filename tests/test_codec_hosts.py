@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -161,3 +162,25 @@ def dies(rank, world_size, store):
 def test_an_abort_reaches_all_ranks_of_all_hosts():
     for result in run_on_two_hosts("abab", dies, timeout=60):
         assert result.value == "aborted" or "enough of this" in result.value
+
+
+def with_codec_by_rank(rank, world_size, store, odd, first):
+    with pycoll.Communicator(store, rank, world_size, timeout=30) as group:
+        if not first:
+            group.all_reduce(values_of(rank, 100_003), codec="int8")
+        x, start = values_of(rank, 100_003), time.monotonic()
+        with pytest.raises(pycoll.Error) as caught:
+            group.all_reduce(x, codec="int4" if rank in odd else "int8")
+        return str(caught.value), time.monotonic() - start
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
+# Ranks of one place on both hosts, who talk to each other over codes; a host; one rank.
+@pytest.mark.parametrize("odd", [(1, 3), (2, 3), (2,)])
+def test_all_ranks_of_all_hosts_compare_codecs(odd, first):
+    for result in run_on_two_hosts("aabb", with_codec_by_rank, odd, first, timeout=60):
+        text, seconds = result.value
+        assert "codecs differ" in text, text
+        assert "int8 in blocks of 256" in text, text
+        assert "int4 in blocks of 256" in text, text
+        assert seconds < 10, (seconds, text)

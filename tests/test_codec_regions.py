@@ -334,32 +334,6 @@ def test_regions_that_differ_are_named():
             assert "rank 1 called all_reduce over codes (int4 in blocks of 256, sum" in text
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_a_rank_outside_of_the_region(first):
-    """In a group's first call both are named at once; later its peers say so after their wait."""
-    group = ThreadRanks(2)
-
-    def use(communicator):
-        if not first:
-            reduced(communicator, codec="int8")
-        with (
-            pycoll.codec("int8" if communicator.rank else None),
-            pytest.raises(pycoll.Error) as caught,
-        ):
-            # The one in the region is the first to give up.
-            reduced(communicator, timeout=2 if communicator.rank else 25)
-        return str(caught.value)
-
-    inside = group.run(use)[1]
-    group.close()
-    if first:
-        assert "operations differ: rank" in inside
-        assert "called all_reduce #1 (sum, 10000 x float32)" in inside
-    else:
-        assert "give the call a codec, or be in the same region" in inside
-        assert "waiting for rank 0" in inside
-
-
 # ---- torch.distributed ----
 
 

@@ -40,7 +40,8 @@ Shared share(py::object object) {
           }};
 }
 
-// pycoll/store.py's adapter: set(key, bytes), get(key, seconds) -> bytes or None, remove(key).
+// pycoll/_store_adapter.py: set(key, bytes), get(key, seconds) and peek(key) -> bytes or None,
+// remove(key).
 class PythonStore final : public Store {
  public:
   explicit PythonStore(py::object store) : store_(std::move(store)) {}
@@ -51,9 +52,11 @@ class PythonStore final : public Store {
   }
   std::optional<std::string> get(const std::string& key, Nanoseconds timeout) override {
     const py::gil_scoped_acquire gil;
-    const py::object value = store_.attr("get")(key, to_seconds(timeout));
-    if (value.is_none()) return std::nullopt;
-    return value.cast<py::bytes>();
+    return text_of(store_.attr("get")(key, to_seconds(timeout)));
+  }
+  std::optional<std::string> peek(const std::string& key) override {
+    const py::gil_scoped_acquire gil;
+    return text_of(store_.attr("peek")(key));
   }
   void remove(const std::string& key) override {
     const py::gil_scoped_acquire gil;
@@ -61,6 +64,11 @@ class PythonStore final : public Store {
   }
 
  private:
+  static std::optional<std::string> text_of(const py::object& value) {
+    if (value.is_none()) return std::nullopt;
+    return value.cast<py::bytes>();
+  }
+
   py::object store_;
 };
 

@@ -218,7 +218,7 @@ class Farewell {
 
  private:
   std::optional<std::string> read() const {
-    const auto note = request_.store->get(key_, std::chrono::milliseconds(1));
+    const auto note = request_.store->peek(key_);
     if (!note) return std::nullopt;
     return concat("rank ", request_.rank, " cannot join the group: ", *note);
   }

@@ -89,10 +89,10 @@ bool CodecGroup::wait_for_lanes(const Interrupt& interrupt) {
   }
 }
 
-void CodecGroup::connect(const Interrupt& interrupt) {
+void CodecGroup::connect(const Interrupt& interrupt, const OverCodec& over) {
   if (wait_for_lanes(interrupt)) return;
   try {
-    make_lanes(interrupt);
+    make_lanes(interrupt, over);
   } catch (...) {
     {
       const std::lock_guard lock(mutex_);
@@ -108,12 +108,12 @@ void CodecGroup::connect(const Interrupt& interrupt) {
   if (group_->dead()) end_lanes("the group has ended");
 }
 
-void CodecGroup::make_lanes(const Interrupt& interrupt) {
+void CodecGroup::make_lanes(const Interrupt& interrupt, const OverCodec& over) {
   CodecLanes made;
   HostLanes between_hosts;
-  made.exchange = group_->split(0, interrupt);
-  made.gather = group_->split(0, interrupt);
-  if (has_host_lanes(group_->hosts())) between_hosts = HostLanes::make(*group_, interrupt);
+  made.exchange = group_->split(0, interrupt, over);
+  made.gather = group_->split(0, interrupt, over);
+  if (has_host_lanes(group_->hosts())) between_hosts = HostLanes::make(*group_, interrupt, over);
   const std::lock_guard lock(mutex_);
   if (closed_) refuse_closed();
   lanes_ = std::move(made);
@@ -134,7 +134,7 @@ std::shared_ptr<CompressedCall> CodecGroup::prepare(CodecRequest request,
     }
     let_end(touched, interrupt);
   }
-  connect(interrupt);
+  connect(interrupt, over_of(request));
   try {
     return make_call(std::move(request));
   } catch (const std::bad_alloc&) {
@@ -179,7 +179,7 @@ void CodecGroup::begin(const std::shared_ptr<CompressedCall>& call) {
   begun_.push_back(call);
   // Relaxed: who began this call looks at it next, or passes the word on.
   under_way_.fetch_add(1, std::memory_order_relaxed);
-  call->start(calls_++);
+  call->start(calls_++, *group_);
 }
 
 void CodecGroup::start(const std::shared_ptr<CompressedCall>& call) {
@@ -222,6 +222,18 @@ void CodecGroup::let_end(const Touched& touched, const Interrupt& interrupt) {
 void CodecGroup::check() {
   group_->throw_if_dead();
   if (const auto reason = group_->peer_abort()) fail(ErrorKind::aborted, *reason);
+  compare_calls();
+}
+
+// A peer may have come to another call than one of these.
+void CodecGroup::compare_calls() {
+  // Whoever holds it begins a call, which may take long; who waits looks again soon.
+  const std::unique_lock lock(order_, std::try_to_lock);
+  if (!lock) return;
+  for (const std::weak_ptr<CompressedCall>& known : begun_) {
+    const auto call = known.lock();
+    if (call && !call->done()) group_->compare_elsewhere(call->announced());
+  }
 }
 
 void CodecGroup::check_process() const {

@@ -56,8 +56,8 @@ class CodecGroup final : public CallHome, public std::enable_shared_from_this<Co
     let_end(Touched{request.input, request.output, size_of(request.dtype)}, interrupt);
   }
 
-  // What the first call does: makes the lanes, where there are none.
-  void connect(const Interrupt& interrupt);
+  // What the first call does: makes the lanes, where there are none. `over`: of that call.
+  void connect(const Interrupt& interrupt, const OverCodec& over);
   // For a call that is a part of another, which has seen to all that prepare() does: it is begun,
   // and started() is the caller's.
   std::shared_ptr<CompressedCall> begin_part(CodecRequest request);
@@ -70,7 +70,8 @@ class CodecGroup final : public CallHome, public std::enable_shared_from_this<Co
   std::shared_ptr<CompressedCall> make_call(CodecRequest request);
   void begin(const std::shared_ptr<CompressedCall>& call);
   bool wait_for_lanes(const Interrupt& interrupt);
-  void make_lanes(const Interrupt& interrupt);
+  void make_lanes(const Interrupt& interrupt, const OverCodec& over);
+  void compare_calls();
   [[noreturn]] void refuse_closed() const;
   // Gives the lanes up, here and at the peers: maybe nobody waits for what is under way.
   void end_lanes(const std::string& reason);

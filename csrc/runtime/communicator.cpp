@@ -269,6 +269,30 @@ CallHeader Communicator::header_of(const CallRequest& request, const Algorithm& 
   return header;
 }
 
+CallHeader Communicator::announce_elsewhere(const CallRequest& request) {
+  CallHeader header;
+  announce_lengths(request, header);
+  header.collective = request.collective;
+  header.dtype = request.dtype;
+  header.reduce_op = request.reduce_op;
+  header.codec = request.over.codec;
+  header.root = request.over.call;
+  return take_place(header);
+}
+
+// One lock for both steps: numbers are shown in their order.
+CallHeader Communicator::take_place(CallHeader call) {
+  const Lock lock(elsewhere_);
+  call.sequence = turn_.pass_over();
+  transport_->announce_elsewhere(call);
+  return call;
+}
+
+void Communicator::show_elsewhere(const CallHeader& call) {
+  const Lock lock(elsewhere_);
+  transport_->announce_elsewhere(call);
+}
+
 std::shared_ptr<Operation> Communicator::enqueue(Lock& held, CallRequest&& request) {
   if (dead()) std::rethrow_exception(death_);
   const auto [kernels, algorithm, instead] = examine(request);

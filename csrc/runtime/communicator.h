@@ -95,7 +95,17 @@ class Communicator {
   // own, in the order of their ranks here; nullptr for a negative color. As MPI_Comm_split. The new
   // groups know nothing of this one, and number their ranks from 0. Throws what make() throws, and
   // what the interrupt does.
-  std::shared_ptr<Communicator> split(int color, const Interrupt& interrupt = nullptr);
+  // `over`: of the call whose codes will travel there, for the errors of ranks that make another.
+  std::shared_ptr<Communicator> split(int color, const Interrupt& interrupt = nullptr,
+                                      const OverCodec& over = {});
+
+  // A call of this group that groups of its ranks carry out. It takes its number in the order of
+  // calls, which is returned with the rest, and peers that make another call of that number find
+  // out.
+  CallHeader announce_elsewhere(const CallRequest& request);
+  // Throws Error(mismatch) when a peer has called something of that number that is not carried out
+  // elsewhere. Never waits.
+  void compare_elsewhere(const CallHeader& call) const;
 
   // The algorithm that a call of that size would use here.
   const Algorithm& algorithm_for(Collective collective, uint64_t bytes) const;
@@ -130,6 +140,9 @@ class Communicator {
                Nanoseconds timeout);
 
   std::unique_ptr<FlightLog> open_flight(const BootstrapRequest& request) const;
+  CallHeader take_place(CallHeader call);
+  void show_elsewhere(const CallHeader& call);
+  void look_at_maker(int member, uint64_t sequence) const;
 
   using PlanKey = std::tuple<Collective, const Algorithm*, int>;
   using Lock = std::unique_lock<std::mutex>;
@@ -276,6 +289,7 @@ class Communicator {
   std::atomic<bool> news_{false};  // something was submitted while a thread drives
   std::map<PlanKey, Program> plans_;
   std::map<Collective, Program> overrides_;
+  std::mutex elsewhere_;  // of who announces calls that are carried out elsewhere
   Turn turn_;
   // By who is inside turn_: one object for such operations, one after the other; in current_ while
   // it runs.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "runtime/codec_layout.h"
 
 namespace pycoll {
 
@@ -10,8 +11,10 @@ CompressedCall::CompressedCall(CodecRequest request, int rank, std::shared_ptr<C
     : CompositeCall(std::move(static_cast<RequestBase&>(request)), rank, std::move(home)),
       request_(std::move(request)) {}
 
-void CompressedCall::start(uint32_t number) {
+void CompressedCall::start(uint32_t number, Communicator& group) {
   if (!request_.step) request_.step = number;
+  request_.over = over_of(request_);
+  announced_ = group.announce_elsewhere(request_);
   CompositeCall::start();
 }
 

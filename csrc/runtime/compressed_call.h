@@ -11,8 +11,9 @@ namespace pycoll {
 
 class CompressedCall : public CompositeCall {
  public:
-  // The `number`th call of its group.
-  void start(uint32_t number);
+  // The `number`th such call of its group, to whose ranks it is announced.
+  void start(uint32_t number, Communicator& group);
+  const CallHeader& announced() const { return announced_; }
   bool in_conflict(const Touched& touched) const;
   std::string describe() const override;
 
@@ -22,6 +23,7 @@ class CompressedCall : public CompositeCall {
 
  private:
   CodecRequest request_;
+  CallHeader announced_;
 };
 
 }  // namespace pycoll

@@ -80,6 +80,17 @@ void Communicator::look_at_collective() {
   if (until_deadline(*current_) <= Nanoseconds(0)) report_timeout(*current_);
 }
 
+void Communicator::compare_elsewhere(const CallHeader& call) const {
+  for (int peer = 0; peer < world_size_; ++peer) {
+    if (peer == rank_) continue;
+    const auto theirs = transport_->call_of(peer, call.sequence);
+    // Those that are carried out elsewhere are compared there.
+    if (theirs && theirs->codec == 0) {
+      fail(ErrorKind::mismatch, describe_mismatch(rank_, call, peer, *theirs));
+    }
+  }
+}
+
 // True when something moved: the list of messages may be another then.
 bool Communicator::look_at_message(const MessageOperation& operation) {
   // A receive from any source is lost when somebody died, or when everybody has left.

@@ -14,16 +14,16 @@ bool has_host_lanes(const std::vector<int32_t>& hosts) {
          std::ranges::all_of(ranks, [each](const auto& host) { return host.second == each; });
 }
 
-HostLanes HostLanes::make(Communicator& group, const Interrupt& interrupt) {
+HostLanes HostLanes::make(Communicator& group, const Interrupt& interrupt, const OverCodec& over) {
   const std::vector<int32_t>& hosts = group.hosts();
   const int32_t host = hosts[static_cast<size_t>(group.rank())];
   const auto place = std::count(hosts.begin(), hosts.begin() + group.rank(), host);
   HostLanes lanes;
-  lanes.scatter = group.split(host, interrupt);
-  lanes.gather = group.split(host, interrupt);
-  lanes.across = group.split(static_cast<int>(place), interrupt);
+  lanes.scatter = group.split(host, interrupt, over);
+  lanes.gather = group.split(host, interrupt, over);
+  lanes.across = group.split(static_cast<int>(place), interrupt, over);
   lanes.codecs = CodecGroup::make(lanes.across);
-  lanes.codecs->connect(interrupt);
+  lanes.codecs->connect(interrupt, over);
   return lanes;
 }
 
@@ -65,6 +65,8 @@ void HostCodecCall::scatter(const Range& segment) {
   call.collective = Collective::reduce_scatter;
   call.dtype = request().dtype;
   call.reduce_op = request().reduce_op;
+  // Exact, but here the ranks of a host compare what `across` compares between hosts.
+  call.over = over_of(request());
   for (int place = 0; place < lanes_.scatter->world_size(); ++place) {
     call.input.blocks.push_back(part_of(request().input, segment, place));
   }

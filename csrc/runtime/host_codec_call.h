@@ -36,7 +36,7 @@ struct HostLanes {
   std::shared_ptr<Communicator> gather;
 
   // Collective over the group.
-  static HostLanes make(Communicator& group, const Interrupt& interrupt);
+  static HostLanes make(Communicator& group, const Interrupt& interrupt, const OverCodec& over);
   void close() const;
   void abort(const std::string& reason) const;
 };

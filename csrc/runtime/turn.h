@@ -48,6 +48,11 @@ class Turn {
     become_busy();
     return (word_.fetch_add(kOne, std::memory_order_relaxed) + kOne) >> kShift;
   }
+  // The number of a call that is carried out elsewhere; any thread. Who is inside and has no number
+  // yet finds the word changed, and queues.
+  uint64_t pass_over() {
+    return (word_.fetch_add(kOne, std::memory_order_relaxed) + kOne) >> kShift;
+  }
   // Nobody can enter from here on. By holders of the lock.
   void become_busy() { word_.fetch_or(kBusy, std::memory_order_acq_rel); }
   // By holders of the lock, when nothing is queued, posted or driven.

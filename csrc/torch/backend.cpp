@@ -17,6 +17,9 @@
 namespace pycoll::torch_adapter {
 namespace {
 
+// Long enough for the answer of a distant store, short enough to be waited for now and then.
+constexpr auto kPeekWithoutCheck = std::chrono::milliseconds(200);
+
 class C10dStore final : public Store {
  public:
   explicit C10dStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
@@ -31,6 +34,16 @@ class C10dStore final : public Store {
     } catch (const std::exception& error) {
       if (is_timeout(error.what())) return std::nullopt;
       throw;
+    }
+    const std::vector<uint8_t> value = store_->get(key);
+    return std::string(value.begin(), value.end());
+  }
+  std::optional<std::string> peek(const std::string& key) override {
+    try {
+      if (!store_->check({key})) return std::nullopt;
+    } catch (const std::exception&) {
+      // A store of somebody's own may not have it.
+      return get(key, kPeekWithoutCheck);
     }
     const std::vector<uint8_t> value = store_->get(key);
     return std::string(value.begin(), value.end());

@@ -34,17 +34,22 @@ std::string describe_over_codes(const CallHeader& call) {
   const auto packed = static_cast<uint32_t>(call.root);
   const auto collective = static_cast<Collective>(packed & 0xff);
   const auto op = static_cast<ReduceOp>(packed >> 16 & 0xff);
-  std::string text =
-      concat(name_of(collective), " over codes (", describe_wire_tag(call.codec), ", ");
+  const bool itself = call.algorithm == 0;
+  const bool has_count = itself && traits_of(collective).lengths != Lengths::pairwise;
+  const std::string number = concat(" #", call.sequence);
+  std::string text = concat(name_of(collective), itself ? number : "", " over codes (",
+                            describe_wire_tag(call.codec), ", ");
   if (op != ReduceOp::none) text += concat(name_of(op), ", ");
   if (traits_of(collective).rooted) text += concat("root ", packed >> 24, ", ");
-  return concat(text, name_of(static_cast<DType>(packed >> 8 & 0xff)), "), as ",
-                name_of(call.collective), " #", call.sequence);
+  if (has_count) text += concat(call.count, " x ");
+  text += concat(name_of(static_cast<DType>(packed >> 8 & 0xff)), ")");
+  return itself ? text : concat(text, ", as ", name_of(call.collective), number);
 }
 
 }  // namespace
 
 std::string to_string(const CallHeader& call) {
+  if (call.codec == kSplit) return concat("split #", call.sequence);
   if (call.codec != 0) return describe_over_codes(call);
   std::string text = concat(name_of(call.collective), " #", call.sequence);
   if (call.collective == Collective::barrier) return text;
@@ -60,7 +65,11 @@ std::string to_string(const CallHeader& call) {
 std::string describe_mismatch(int rank, const CallHeader& mine, int peer,
                               const CallHeader& theirs) {
   std::string what;
-  if (mine.codec != 0 && theirs.codec != 0 && mine.codec != theirs.codec) {
+  const char* advice = "";
+  if ((mine.codec == 0) != (theirs.codec == 0) && mine.codec != kSplit && theirs.codec != kSplit) {
+    what = "one call has a codec, the other has none";
+    advice = " Every rank must give a call the same codec, or be in the same region.";
+  } else if (mine.codec != 0 && theirs.codec != 0 && mine.codec != theirs.codec) {
     what = "codecs differ";
   } else if (mine.codec != 0 && theirs.codec != 0 && mine.root != theirs.root) {
     what = "calls over codes differ";
@@ -84,7 +93,8 @@ std::string describe_mismatch(int rank, const CallHeader& mine, int peer,
   return concat(what, ": rank ", rank, " called ", to_string(mine), ", rank ", peer, " called ",
                 to_string(theirs),
                 ". Every rank must call the same collectives in the same order with the same sizes "
-                "and dtypes.");
+                "and dtypes.",
+                advice);
 }
 
 }  // namespace pycoll

@@ -18,7 +18,8 @@
 //
 // Rules for implementations
 //   * All methods are called by one thread at a time (the communicator sees to it), except wake(),
-//     send_abort(), peer_state() and peer_abort(), which any thread may call.
+//     send_abort(), peer_state(), peer_abort(), call_of() and latest_call_of(), which any thread
+//     may call, and announce_elsewhere(), which one thread at a time calls beside that one.
 //   * What was written before publish()/release()/arrive() is visible to whoever sees its effect.
 //   * No missed wake-up: after prepare_sleep(), anything that a peer publishes either is seen by
 //     the caller's next look or ends sleep().
@@ -214,6 +215,9 @@ class Transport {
 
   // Makes this rank's current call known to all.
   virtual void announce(const CallHeader& call) = 0;
+  // Makes known one that is carried out by groups of its own, and wakes the peers: they may be in
+  // another call of that number, and would wait. Again with the same number: what has become of it.
+  virtual void announce_elsewhere(const CallHeader& call) = 0;
   // The peer's call with that sequence number, if it is known; and the newest that is known.
   virtual std::optional<CallHeader> call_of(int peer, uint64_t sequence) = 0;
   virtual std::optional<CallHeader> latest_call_of(int peer) = 0;

@@ -146,6 +146,7 @@ class ChaosTransport final : public Transport {
   Leases* leases() override { return &leases_; }
 
   void announce(const CallHeader& call) override { inner_->announce(call); }
+  void announce_elsewhere(const CallHeader& call) override { inner_->announce_elsewhere(call); }
   std::optional<CallHeader> call_of(int peer, uint64_t sequence) override {
     return inner_->call_of(peer, sequence);
   }

@@ -13,7 +13,7 @@ std::shared_ptr<CodecGroup> codecs_of(Rank& self) {
   // The communicator is the world's, and outlives this. A lane's thread may hold the group a little
   // longer than its callers do: so it is closed here.
   const auto made = CodecGroup::make({&self.communicator, [](Communicator*) {}});
-  made->connect(nullptr);  // what is looked at comes later
+  made->connect(nullptr, {});  // what is looked at comes later
   return {made.get(), [made](CodecGroup* group) { group->close(); }};
 }
 

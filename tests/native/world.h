@@ -38,6 +38,7 @@ class MemoryStore final : public Store {
  public:
   void set(const std::string& key, const std::string& value) override;
   std::optional<std::string> get(const std::string& key, Nanoseconds timeout) override;
+  std::optional<std::string> peek(const std::string& key) override { return get(key, {}); }
   void remove(const std::string& key) override;
 
  private:

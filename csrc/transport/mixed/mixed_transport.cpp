@@ -25,6 +25,10 @@ void MixedTransport::announce(const CallHeader& call) {
   for (const auto& part : parts_) part->announce(call);
 }
 
+void MixedTransport::announce_elsewhere(const CallHeader& call) {
+  for (const auto& part : parts_) part->announce_elsewhere(call);
+}
+
 std::optional<CallHeader> MixedTransport::call_of(int peer, uint64_t sequence) {
   return to(peer).call_of(peer, sequence);
 }

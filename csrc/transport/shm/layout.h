@@ -63,8 +63,12 @@ struct alignas(kLine) ControlBlock {
   // How far the owner has come while the group connects. Writer: the owner.
   alignas(kLine) std::atomic<int32_t> ready_stage{0};
 
-  alignas(kLine) std::atomic<uint64_t> latest_call{0};  // sequence. Writer: the owner.
-  CallSlot calls[kCallSlots];  // by sequence % kCallSlots. Writer: the owner.
+  struct alignas(kLine) Calls {
+    std::atomic<uint64_t> latest{0};  // sequence
+    CallSlot slots[kCallSlots];       // by sequence % kCallSlots
+  };
+  Calls calls;      // Writer: the owner's thread that drives.
+  Calls elsewhere;  // Writer: the owner's thread that announces such calls, which may be another.
 
   Cell cells[2];  // by the parity of the barrier
 };

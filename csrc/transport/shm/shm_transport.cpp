@@ -29,6 +29,34 @@ void prefetch_to_write(const void* line) {
 #endif
 }
 
+void show(ControlBlock::Calls& calls, const CallHeader& call) {
+  CallSlot& slot = calls.slots[call.sequence % kCallSlots];
+  uint64_t words[sizeof(CallHeader) / 8];
+  std::memcpy(words, &call, sizeof(call));
+  // A reader that sees any of the words below also sees this 0, because each is stored with release
+  // and loaded with acquire: it then knows that what it read may be torn.
+  slot.sequence.store(0, std::memory_order_relaxed);
+  for (size_t i = 0; i < std::size(words); ++i) {
+    slot.words[i].store(words[i], std::memory_order_release);
+  }
+  slot.sequence.store(call.sequence, std::memory_order_release);
+  calls.latest.store(call.sequence, std::memory_order_release);
+}
+
+std::optional<CallHeader> find(const ControlBlock::Calls& calls, uint64_t sequence) {
+  const CallSlot& slot = calls.slots[sequence % kCallSlots];
+  if (slot.sequence.load(std::memory_order_acquire) != sequence) return std::nullopt;
+  uint64_t words[sizeof(CallHeader) / 8];
+  for (size_t i = 0; i < std::size(words); ++i) {
+    words[i] = slot.words[i].load(std::memory_order_acquire);
+  }
+  // Still the same: none of the words was of a later call.
+  if (slot.sequence.load(std::memory_order_relaxed) != sequence) return std::nullopt;
+  CallHeader call;
+  std::memcpy(static_cast<void*>(&call), words, sizeof(call));
+  return call;
+}
+
 }  // namespace
 
 ShmTransport::ShmTransport(const ConnectRequest& request, std::vector<SharedMapping> segments,
@@ -64,35 +92,24 @@ RecvEnd& ShmTransport::receiver(int peer, int channel) {
 void ShmTransport::announce(const CallHeader& call) {
   ControlBlock& mine = control(rank_);
   mine.cpu.store(static_cast<uint32_t>(::sched_getcpu() + 1), std::memory_order_relaxed);
-  CallSlot& slot = mine.calls[call.sequence % kCallSlots];
-  uint64_t words[sizeof(CallHeader) / 8];
-  std::memcpy(words, &call, sizeof(call));
-  // A reader that sees any of the words below also sees this 0, because each is stored with release
-  // and loaded with acquire: it then knows that what it read may be torn.
-  slot.sequence.store(0, std::memory_order_relaxed);
-  for (size_t i = 0; i < std::size(words); ++i) {
-    slot.words[i].store(words[i], std::memory_order_release);
-  }
-  slot.sequence.store(call.sequence, std::memory_order_release);
-  mine.latest_call.store(call.sequence, std::memory_order_release);
+  show(mine.calls, call);
+}
+
+void ShmTransport::announce_elsewhere(const CallHeader& call) {
+  show(control(rank_).elsewhere, call);
+  wake_peers();
 }
 
 std::optional<CallHeader> ShmTransport::call_of(int peer, uint64_t sequence) {
-  const CallSlot& slot = control(peer).calls[sequence % kCallSlots];
-  if (slot.sequence.load(std::memory_order_acquire) != sequence) return std::nullopt;
-  uint64_t words[sizeof(CallHeader) / 8];
-  for (size_t i = 0; i < std::size(words); ++i) {
-    words[i] = slot.words[i].load(std::memory_order_acquire);
-  }
-  // Still the same: none of the words was of a later call.
-  if (slot.sequence.load(std::memory_order_relaxed) != sequence) return std::nullopt;
-  CallHeader call;
-  std::memcpy(static_cast<void*>(&call), words, sizeof(call));
-  return call;
+  const ControlBlock& theirs = control(peer);
+  const auto call = find(theirs.calls, sequence);
+  return call ? call : find(theirs.elsewhere, sequence);
 }
 
 std::optional<CallHeader> ShmTransport::latest_call_of(int peer) {
-  const uint64_t sequence = control(peer).latest_call.load(std::memory_order_acquire);
+  const ControlBlock& theirs = control(peer);
+  const uint64_t sequence = std::max(theirs.calls.latest.load(std::memory_order_acquire),
+                                     theirs.elsewhere.latest.load(std::memory_order_acquire));
   if (sequence == 0) return std::nullopt;
   return call_of(peer, sequence);
 }

@@ -29,6 +29,7 @@ class ShmTransport final : public Transport, private Window {
   Leases* leases() override { return leases_ ? &*leases_ : nullptr; }
 
   void announce(const CallHeader& call) override;
+  void announce_elsewhere(const CallHeader& call) override;
   std::optional<CallHeader> call_of(int peer, uint64_t sequence) override;
   std::optional<CallHeader> latest_call_of(int peer) override;
   void inquire() override {}  // every call lies in shared memory

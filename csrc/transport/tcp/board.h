@@ -1,6 +1,7 @@
 // What the sessions of one rank's group share: its doorbell, its current call, the first abort.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <mutex>
@@ -41,6 +42,23 @@ class Board {
     const std::lock_guard lock(mutex_);
     return call_;
   }
+  // True when it was announced before.
+  bool announce_elsewhere(const CallHeader& call) {
+    const std::lock_guard lock(mutex_);
+    CallHeader& place = elsewhere_[call.sequence % elsewhere_.size()];
+    const bool again = place.sequence == call.sequence;
+    place = call;
+    return again;
+  }
+  // What a peer that is in its call of that number should know of.
+  std::optional<CallHeader> answer_to(uint32_t sequence) const {
+    const std::lock_guard lock(mutex_);
+    const CallHeader& elsewhere = elsewhere_[sequence % elsewhere_.size()];
+    if (elsewhere.sequence != 0 && static_cast<uint32_t>(elsewhere.sequence) == sequence) {
+      return elsewhere;
+    }
+    return call_;
+  }
 
   void note_abort(const std::string& reason) {
     {
@@ -61,8 +79,9 @@ class Board {
   std::atomic<bool> has_waker_{false};
   std::atomic<bool> aborted_{false};
   mutable std::mutex mutex_;
-  std::function<void()> waker_;     // guarded by mutex_, like the rest
-  std::optional<CallHeader> call_;  // announced last
+  std::function<void()> waker_;             // guarded by mutex_, like the rest
+  std::optional<CallHeader> call_;          // announced last
+  std::array<CallHeader, 64> elsewhere_{};  // by sequence % 64
   std::optional<std::string> abort_;
 };
 

@@ -46,8 +46,8 @@ enum class FrameKind : uint8_t {
   data,     // a message of a FIFO
   credit,   // slots of a FIFO given back
   ready,    // index: a stage of connecting
-  call,     // the sender's current call
-  inquire,  // the same, and asks for the receiver's
+  call,     // the sender's current call, or one that is carried out elsewhere
+  inquire,  // the sender's; asks for the receiver's. index: its number, the lowest bits
   abort,    // payload: why
   leave,    // on every connection of the link, behind all data
   kCount

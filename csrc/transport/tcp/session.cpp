@@ -60,12 +60,11 @@ void Session::send_message(FrameHeader header, const std::byte* payload, SendSlo
   link_->send({header, call, {payload, header.bytes}, slot, {}, nullptr}, *this);
 }
 
-void Session::send_control(FrameHeader header, const std::string& payload, bool with_call) {
+void Session::send_control(FrameHeader header, const std::string& payload,
+                           const std::optional<CallHeader>& call) {
   if (!is_open()) return;
   header.session = remote_number_;
   header.bytes = static_cast<uint32_t>(payload.size());
-  std::optional<CallHeader> call;
-  if (with_call) call = board_->call();
   link_->send({header, call, {}, {}, payload, nullptr}, *this);
 }
 
@@ -74,7 +73,7 @@ void Session::send_credit(int channel) {
   header.kind = FrameKind::credit;
   header.channel = static_cast<uint8_t>(channel);
   header.released = receiver(channel).take_released();
-  send_control(header, "", false);
+  send_control(header, "");
 }
 
 void Session::report_credits() {
@@ -87,13 +86,23 @@ void Session::say_ready(int stage) {
   FrameHeader header;
   header.kind = FrameKind::ready;
   header.index = static_cast<uint32_t>(stage);
-  send_control(header, "", false);
+  send_control(header, "");
 }
 
 void Session::inquire() {
   FrameHeader header;
   header.kind = FrameKind::inquire;
-  send_control(header, "", true);
+  const auto call = board_->call();
+  if (call) header.index = static_cast<uint32_t>(call->sequence);
+  send_control(header, "", call);
+}
+
+void Session::show_elsewhere(const CallHeader& call, bool always) {
+  const auto theirs = latest_call();
+  if (!always && (!theirs || theirs->sequence < call.sequence)) return;
+  FrameHeader header;
+  header.kind = FrameKind::call;
+  send_control(header, "", call);
 }
 
 void Session::poll() {
@@ -115,7 +124,7 @@ void Session::stop_sending() {
 void Session::send_abort(const std::string& reason) {
   FrameHeader header;
   header.kind = FrameKind::abort;
-  send_control(header, reason.substr(0, kControlBytes), false);
+  send_control(header, reason.substr(0, kControlBytes));
 }
 
 void Session::leave() {
@@ -170,7 +179,7 @@ void Session::on_control(const FrameHeader& header, const std::string& payload, 
     case FrameKind::inquire: {
       FrameHeader answer;
       answer.kind = FrameKind::call;
-      if (board_->call()) send_control(answer, "", true);
+      if (const auto call = board_->answer_to(header.index)) send_control(answer, "", call);
       break;
     }
     case FrameKind::abort:

@@ -51,6 +51,9 @@ class Session : public std::enable_shared_from_this<Session> {
   void stop_sending();
 
   // ---- Any thread ----
+  // A call that is carried out elsewhere, if the peer has shown one of that number or a later one:
+  // it may wait in it. Else it is told when it asks. `always`: it may wait elsewhere.
+  void show_elsewhere(const CallHeader& call, bool always);
   void send_abort(const std::string& reason);
   void leave();
   PeerState state() const { return state_.load(std::memory_order_acquire); }
@@ -70,7 +73,8 @@ class Session : public std::enable_shared_from_this<Session> {
   void end(const std::string& reason);
 
  private:
-  void send_control(FrameHeader header, const std::string& payload, bool with_call);
+  void send_control(FrameHeader header, const std::string& payload,
+                    const std::optional<CallHeader>& call = std::nullopt);
 
   const SessionKey key_;
   const uint32_t number_;

@@ -33,6 +33,13 @@ void TcpTransport::announce(const CallHeader& call) {
   for_each([](Session& each) { each.call_changed(); });
 }
 
+// The board first: a peer that asks from here on finds it there, and one that has asked before has
+// shown its own call.
+void TcpTransport::announce_elsewhere(const CallHeader& call) {
+  const bool again = board_->announce_elsewhere(call);
+  for_each([&](Session& each) { each.show_elsewhere(call, again); });
+}
+
 std::optional<CallHeader> TcpTransport::call_of(int peer, uint64_t sequence) {
   return session(peer).call_of(sequence);
 }

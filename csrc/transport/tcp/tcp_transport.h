@@ -30,6 +30,7 @@ class TcpTransport final : public Transport {
   Window* window() override { return nullptr; }
 
   void announce(const CallHeader& call) override;
+  void announce_elsewhere(const CallHeader& call) override;
   std::optional<CallHeader> call_of(int peer, uint64_t sequence) override;
   std::optional<CallHeader> latest_call_of(int peer) override;
   void inquire() override;

@@ -1,0 +1,74 @@
+"""Parts of a group that one rank fails to make: the others are told, and the group goes on.
+
+A group's first sparse all_reduce makes a part of it that has all ranks; one that has no memory for
+it fails alone.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pool import torch_ranks
+from test_torch_sparse import sparse_of
+
+TRANSPORTS = ["shm", "tcp"]
+
+
+def without_memory():
+    """A few pages are left: not enough for what ranks share."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    size = pages * resource.getpagesize() + (1 << 16)
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (size, most))
+
+
+def with_memory():
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def sums_to(w, value):
+    x = torch.full((1000,), float(value))
+    dist.all_reduce(x)
+    return bool((x == w * value).all())
+
+
+def one_fails(rank, w, poor):
+    assert sums_to(w, 1)
+    mine = sparse_of(rank)
+    if rank == poor:
+        without_memory()
+    start = time.monotonic()
+    try:
+        dist.all_reduce(mine)
+        text = "no error"
+    except (dist.DistBackendError, RuntimeError, MemoryError) as error:
+        text = str(error)
+    seconds = time.monotonic() - start
+    with_memory()
+    assert sums_to(w, 2), "the group itself goes on"
+    again = sparse_of(rank)
+    dist.all_reduce(again)
+    expected = sum(sparse_of(r).to_dense() for r in range(w))
+    assert torch.equal(again.to_dense(), expected)
+    return text, seconds
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("poor", [0, 2])
+def test_a_rank_that_fails_alone_is_heard_of(poor, transport):
+    env = {"PYCOLL_TRANSPORT": transport, "PYCOLL_CONNECT_TIMEOUT": "40"}
+    ranks = torch_ranks(3, one_fails, poor, env=env, group_timeout=60, timeout=120)
+    for result in ranks:
+        text, seconds = result.value
+        assert seconds < 10, (result.rank, text)
+        if result.rank == poor:
+            assert "mmap" in text or "memory" in text, text
+        else:
+            assert "failed in split #" in text or "gave up" in text, text
