@@ -164,23 +164,30 @@ def test_an_abort_reaches_all_ranks_of_all_hosts():
         assert result.value == "aborted" or "enough of this" in result.value
 
 
-def with_codec_by_rank(rank, world_size, store, odd, first):
+def with_codec_by_rank(rank, world_size, store, odd, theirs, first):
     with pycoll.Communicator(store, rank, world_size, timeout=30) as group:
         if not first:
             group.all_reduce(values_of(rank, 100_003), codec="int8")
         x, start = values_of(rank, 100_003), time.monotonic()
         with pytest.raises(pycoll.Error) as caught:
-            group.all_reduce(x, codec="int4" if rank in odd else "int8")
+            group.all_reduce(x, codec=theirs if rank in odd else "int8")
         return str(caught.value), time.monotonic() - start
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
+@pytest.mark.parametrize(
+    ("theirs", "words"),
+    [
+        ("int4", ["codecs differ", "int4 in blocks of 256"]),
+        (None, ["one call has a codec, the other has none", "(sum, 100003 x float32)"]),
+    ],
+    ids=["int4", "none"],
+)
 # Ranks of one place on both hosts, who talk to each other over codes; a host; one rank.
 @pytest.mark.parametrize("odd", [(1, 3), (2, 3), (2,)])
-def test_all_ranks_of_all_hosts_compare_codecs(odd, first):
-    for result in run_on_two_hosts("aabb", with_codec_by_rank, odd, first, timeout=60):
-        text, seconds = result.value
-        assert "codecs differ" in text, text
-        assert "int8 in blocks of 256" in text, text
-        assert "int4 in blocks of 256" in text, text
+def test_all_ranks_of_all_hosts_compare_codecs(odd, theirs, words, first):
+    ranks = run_on_two_hosts("aabb", with_codec_by_rank, odd, theirs, first, timeout=60)
+    for text, seconds in (result.value for result in ranks):
+        for word in ("int8 in blocks of 256", *words):
+            assert word in text, text
         assert seconds < 10, (seconds, text)

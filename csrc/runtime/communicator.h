@@ -94,7 +94,8 @@ class Communicator {
   // Collective over this group: ranks that give the same color, 0 or more, make a group of their
   // own, in the order of their ranks here; nullptr for a negative color. As MPI_Comm_split. The new
   // groups know nothing of this one, and number their ranks from 0. Throws what make() throws, and
-  // what the interrupt does.
+  // what the interrupt does. A rank that fails does not end this group: the others of its color are
+  // told, and throw Error(peer_failed).
   // `over`: of the call whose codes will travel there, for the errors of ranks that make another.
   std::shared_ptr<Communicator> split(int color, const Interrupt& interrupt = nullptr,
                                       const OverCodec& over = {});
