@@ -51,3 +51,10 @@ def run(
         timeout=timeout,
         check=False,
     )
+
+
+def clean(**variables: object) -> dict[str, str]:
+    """Nothing of the Python that runs these tests, nor of its settings, gets into another one."""
+    ours = {name: "" for name in os.environ if name.startswith("PYCOLL_")}
+    python = {"PYTHONPATH": "", "PYTHONNOUSERSITE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return {**ours, **python, **{name: str(value) for name, value in variables.items()}}

@@ -31,8 +31,10 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-# pytest and hypothesis too: the rank imports the test's module to find its function.
+# pytest and hypothesis too: the rank imports the test's module to find its function. The first
+# forward of DDP imports torch._dynamo, and so does FSDP: seconds, here once and not in each rank.
 PRELOAD = ["torch", "torch.distributed", "numpy", "pycoll", "pytest", "hypothesis"]
+PRELOAD += ["torch._dynamo"]
 PR_SET_PDEATHSIG = 1
 # How long a stuck rank gets to write its Python stacks before it is killed.
 STACK_SECONDS = 1.0

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 import pycoll
-from helpers_build import ROOT, copy_sources, run
+from helpers_build import ROOT, clean, copy_sources, run
 from helpers_scripts import Ended, run_commands
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(2400)]
@@ -65,13 +65,6 @@ class Environment:
     version: str  # "2.14"
     installation: str  # pip's output
     package: Path  # the installed pycoll
-
-
-def clean(**variables: object) -> dict[str, str]:
-    """Nothing of the Python that runs these tests, nor of its settings, gets into another one."""
-    ours = {name: "" for name in os.environ if name.startswith("PYCOLL_")}
-    python = {"PYTHONPATH": "", "PYTHONNOUSERSITE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return {**ours, **python, **{name: str(value) for name, value in variables.items()}}
 
 
 def make_venv(directory: Path, version: str) -> Path:
