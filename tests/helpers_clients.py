@@ -35,7 +35,7 @@ def compare(
     """
     arguments: Any = (on_backend, client, args)
     ours = torch_ranks(world_size, *arguments, "pycoll", backend=backend, timeout=timeout, env=env)
-    theirs = torch_ranks(world_size, *arguments, "gloo", backend="gloo", timeout=timeout)
+    theirs = torch_ranks(world_size, *arguments, "gloo", backend="gloo", timeout=timeout, env=env)
     for mine, other in zip(ours, theirs, strict=True):
         alike(mine.value, other.value, tolerance, f"rank {mine.rank}")
     return values(ours)
