@@ -78,10 +78,9 @@ def _share_packages(directory: Path) -> None:
 
 
 def _install(python: Path, directory: Path, packages: tuple[str, ...]) -> None:
-    import torch
-
     constraints = directory / "constraints.txt"
-    constraints.write_text(f"torch=={torch.__version__}\n")  # never another one
+    # Never another torch. torch.__version__ may say more than pip's version does: "+cu130".
+    constraints.write_text(f"torch=={importlib.metadata.version('torch')}\n")
     command = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-cache-dir"]
     # TMPDIR: pip unpacks hundreds of megabytes, and /tmp may be small.
     done = run(
@@ -91,5 +90,6 @@ def _install(python: Path, directory: Path, packages: tuple[str, ...]) -> None:
         **clean(TMPDIR=directory),
     )
     if done.returncode:
-        last = done.stdout.strip().splitlines()[-1]
-        pytest.skip(f"pip cannot install {' '.join(packages)}: {last}")
+        errors = [line for line in done.stdout.splitlines() if line.startswith("ERROR")]
+        reason = " ".join(errors) or done.stdout[-500:]
+        pytest.skip(f"pip cannot install {' '.join(packages)}: {reason}")

@@ -225,11 +225,22 @@ def test_k4_control_on_gloo():
 # ---- K6 ----
 
 
+CLOSE = {torch.float32: 1e-6, torch.float64: 1e-13}
+
+
+def k6_models(rows, dtype):
+    torch.manual_seed(rows)
+    reference = nn.Linear(4, rows, dtype=dtype)
+    model = nn.Linear(4, rows, dtype=dtype)
+    model.load_state_dict(reference.state_dict())
+    return model, reference
+
+
 def k6_steps(rank, w, model, reference):
-    """Three steps of SGD against one process with everybody's batches."""
+    """Three steps of SGD, and those of one process with all batches: its parameters."""
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.25) for m in (model, reference)]
     for step in range(3):
-        batches = [numbered(r, (2, 4), torch.float64, salt=step) / 8 for r in range(w)]
+        batches = [numbered(r, (2, 4), reference.weight.dtype, salt=step) / 8 for r in range(w)]
         for optimizer in optimizers:
             optimizer.zero_grad()
         model(batches[rank]).square().mean().backward()
@@ -239,30 +250,33 @@ def k6_steps(rank, w, model, reference):
     return [p.detach() for p in reference.parameters()]
 
 
+def k6_close(found, wanted):
+    tolerance = CLOSE[wanted.dtype]
+    torch.testing.assert_close(found.detach(), wanted, rtol=tolerance, atol=tolerance)
+
+
 def k6_fully_shard(rank, w, rows):
-    torch.manual_seed(rows)
-    reference = nn.Linear(4, rows, dtype=torch.float64)
-    model = nn.Linear(4, rows, dtype=torch.float64)
-    model.load_state_dict(reference.state_dict())
-    fully_shard(model)
-    expected = k6_steps(rank, w, model, reference)
-    for parameter, wanted in zip(model.parameters(), expected, strict=True):
-        chunks = wanted.chunk(w)
-        assert parameter.to_local().numel() == (chunks[rank].numel() if rank < len(chunks) else 0)
-        torch.testing.assert_close(parameter.full_tensor().detach(), wanted, rtol=1e-13, atol=1e-13)
+    """float32 is averaged with AVG, float64 with a SUM."""
+    for dtype in CLOSE:
+        model, reference = k6_models(rows, dtype)
+        fully_shard(model)
+        expected = k6_steps(rank, w, model, reference)
+        for parameter, wanted in zip(model.parameters(), expected, strict=True):
+            chunks = wanted.chunk(w)
+            mine = chunks[rank].numel() if rank < len(chunks) else 0
+            assert parameter.to_local().numel() == mine
+            k6_close(parameter.full_tensor(), wanted)
     return "done"
 
 
 def k6_fsdp(rank, w, rows):
-    torch.manual_seed(rows)
-    reference = nn.Linear(4, rows, dtype=torch.float64)
-    model = nn.Linear(4, rows, dtype=torch.float64)
-    model.load_state_dict(reference.state_dict())
-    wrapped = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
-    expected = k6_steps(rank, w, wrapped, reference)
-    with FullyShardedDataParallel.summon_full_params(wrapped):
-        for parameter, wanted in zip((model.weight, model.bias), expected, strict=True):
-            torch.testing.assert_close(parameter.detach(), wanted, rtol=1e-13, atol=1e-13)
+    for dtype in CLOSE:
+        model, reference = k6_models(rows, dtype)
+        wrapped = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+        expected = k6_steps(rank, w, wrapped, reference)
+        with FullyShardedDataParallel.summon_full_params(wrapped):
+            for parameter, wanted in zip((model.weight, model.bias), expected, strict=True):
+                k6_close(parameter, wanted)
     return "done"
 
 

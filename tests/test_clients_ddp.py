@@ -10,7 +10,17 @@ from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from helpers_clients import EXACT, WORLD, alike, alone, batch, blocks, compare, fit, outcome
+from helpers_clients import (
+    EXACT,
+    WORLD,
+    alike,
+    batch,
+    blocks,
+    compare,
+    fit,
+    in_one_process,
+    outcome,
+)
 
 SMALL_BUCKETS = 0.0005  # MiB: some buckets of a few parameters each
 
@@ -141,7 +151,12 @@ def test_ddp(backend, transport):
         for form in FORMS:
             state = result[form.__name__]["state"]
             alike(state, results[0][form.__name__]["state"], 0.0, form.__name__)
-        alike(result["plain_form"]["state"], alone(range(WORLD))["state"], EXACT, "one process")
+        alike(
+            result["plain_form"]["state"],
+            in_one_process(range(WORLD))["state"],
+            EXACT,
+            "one process",
+        )
 
 
 # ---- ZeroRedundancyOptimizer ----

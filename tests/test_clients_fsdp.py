@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -17,32 +18,33 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from helpers_clients import (
     EXACT,
+    SINGLE,
     WORLD,
     Block,
     alike,
-    alone,
     batch,
     blocks,
     compare,
     fit,
+    in_one_process,
     outcome,
     plain,
     values,
 )
-from pool import torch_ranks
+from pool import RanksFailed, torch_ranks
 
 
 def sgd(model):
     return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
 
 
-def equals_one_process(results, world_size):
+def equals_one_process(results, world_size, dtype=torch.float64, tolerance=EXACT):
     """The mean of the ranks' losses and everybody's parameters are those of one process."""
-    expected = alone(range(world_size))
+    expected = in_one_process(range(world_size), dtype)
     losses = np.mean([result["losses"] for result in results], axis=0)
-    alike(losses.tolist(), expected["losses"], EXACT, "losses")
+    alike(losses.tolist(), expected["losses"], tolerance, "losses")
     for rank, result in enumerate(results):
-        alike(result["state"], expected["state"], EXACT, f"rank {rank}")
+        alike(result["state"], expected["state"], tolerance, f"rank {rank}")
 
 
 # ---- FSDP ----
@@ -90,17 +92,25 @@ def fsdp_clipped(rank, w):
 
 
 def test_fsdp_clips_the_norm_of_all_shards():
-    compare(WORLD, fsdp_clipped, tolerance=1e-5)
+    compare(WORLD, fsdp_clipped, tolerance=SINGLE)
 
 
 # ---- FSDP2 ----
+# In float32 and bfloat16 gradients are reduced with AVG or PREMUL_SUM; in other types torch divides
+# before and after a SUM.
+
+SINGLE_PRECISION = {"dtype": torch.float32, "tolerance": SINGLE}
 
 
-def sharded(mesh=None, **options):
-    model = blocks()
+def sharded(mesh=None, dtype=torch.float32, **options):
+    model = blocks(dtype=dtype)
     for layer in model:
         fully_shard(layer, mesh=mesh, **options)
     return fully_shard(model, mesh=mesh, **options)
+
+
+def trained(rank, model, dtype=torch.float32, **options):
+    return outcome(model, fit(model, sgd(model), [rank], dtype=dtype, **options))
 
 
 def fsdp2_plain(rank, w):
@@ -111,19 +121,20 @@ def fsdp2_plain(rank, w):
         total = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e6)
         norms.append(total.full_tensor().item())
 
-    losses = fit(model, sgd(model), [rank], after_backward=norm)
-    return {**outcome(model, losses), "norms": norms}
+    return {**trained(rank, model, after_backward=norm), "norms": norms}
 
 
 def fsdp2_kept(rank, w):
-    model = sharded(reshard_after_forward=False)
-    return outcome(model, fit(model, sgd(model), [rank]))
+    return trained(rank, sharded(reshard_after_forward=False))
 
 
 def fsdp2_hybrid(rank, w):
     mesh = init_device_mesh("cpu", (2, w // 2), mesh_dim_names=("replicate", "shard"))
-    model = sharded(mesh)
-    return outcome(model, fit(model, sgd(model), [rank]))
+    return trained(rank, sharded(mesh))
+
+
+def fsdp2_double(rank, w):
+    return trained(rank, sharded(dtype=torch.float64), torch.float64)
 
 
 def fsdp2_accumulated(rank, w):
@@ -135,7 +146,7 @@ def fsdp2_accumulated(rank, w):
         optimizer.zero_grad()
         for last in (False, True):
             model.set_requires_gradient_sync(last)
-            x, y = batch(1 + last, rank)
+            x, y = batch(1 + last, rank, dtype=torch.float32)
             loss = torch.nn.functional.mse_loss(model(x), y) / 2
             loss.backward()
             losses.append(loss.item())
@@ -147,18 +158,23 @@ FORMS = [fsdp2_plain, fsdp2_kept, fsdp2_hybrid]
 
 
 def fsdp2_forms(rank, w):
-    forms = {form.__name__: form(rank, w) for form in FORMS}
-    return {**forms, "accumulated": fsdp2_accumulated(rank, w)}
+    return {form.__name__: form(rank, w) for form in (*FORMS, fsdp2_accumulated)}
 
 
 def test_fsdp2():
-    results = compare(WORLD, fsdp2_forms)
+    results = compare(WORLD, fsdp2_forms, tolerance=SINGLE)
     for form in FORMS:
-        equals_one_process([result[form.__name__] for result in results], WORLD)
+        own = [result[form.__name__] for result in results]
+        equals_one_process(own, WORLD, **SINGLE_PRECISION)
 
 
 def test_fsdp2_on_three_ranks():
-    equals_one_process(compare(3, fsdp2_plain), 3)
+    results = compare(3, fsdp2_plain, tolerance=SINGLE)
+    equals_one_process(results, 3, **SINGLE_PRECISION)
+
+
+def test_fsdp2_in_double_precision():
+    equals_one_process(compare(WORLD, fsdp2_double), WORLD)
 
 
 # What parameters and gradients travel in. torch averages float16 by hand, as a SUM of parts.
@@ -186,19 +202,22 @@ def test_fsdp2_in_mixed_precision():
 
 
 def fsdp2_divided(rank, w, factor):
-    """Gradients are sums over ranks divided by `factor`: on CPU, a reduce_scatter of PREMUL_SUM."""
+    """Gradients are sums over ranks divided by `factor`: a reduce_scatter with PREMUL_SUM."""
     model = sharded()
     for module in model.modules():
         if hasattr(module, "set_gradient_divide_factor"):
             module.set_gradient_divide_factor(factor)
     optimizer = torch.optim.SGD(model.parameters(), 0.1 * factor / w, momentum=0.9)
-    return plain(outcome(model, fit(model, optimizer, [rank])))
+    return plain(outcome(model, fit(model, optimizer, [rank], dtype=torch.float32)))
 
 
 def test_fsdp2_divides_gradients_by_any_factor():
     """Gloo has no PREMUL_SUM. The learning rate makes up for the factor."""
     for factor in (2.0, 3.0):
-        equals_one_process(values(torch_ranks(WORLD, fsdp2_divided, factor, timeout=90)), WORLD)
+        results = values(torch_ranks(WORLD, fsdp2_divided, factor, timeout=90))
+        equals_one_process(results, WORLD, **SINGLE_PRECISION)
+    with pytest.raises(RanksFailed, match="PREMUL_SUM with Gloo"):
+        torch_ranks(2, fsdp2_divided, 3.0, timeout=90, backend="gloo")
 
 
 def fsdp2_over_subgroup(rank, w):
@@ -207,10 +226,9 @@ def fsdp2_over_subgroup(rank, w):
     if rank not in (1, 3):
         return None
     mesh = torch.distributed.device_mesh.DeviceMesh.from_group(group, "cpu")
-    model = sharded(mesh)
-    return outcome(model, fit(model, sgd(model), [rank // 2]))
+    return trained(rank // 2, sharded(mesh))
 
 
 def test_fsdp2_on_a_subgroup():
-    results = compare(WORLD, fsdp2_over_subgroup)
-    equals_one_process([results[1], results[3]], 2)
+    results = compare(WORLD, fsdp2_over_subgroup, tolerance=SINGLE)
+    equals_one_process([results[1], results[3]], 2, **SINGLE_PRECISION)
