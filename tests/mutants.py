@@ -393,6 +393,15 @@ MUTANTS = [
         "codecs/one_memory",
     ),
     Mutant(
+        "codec_call_holds_its_group",
+        "csrc/runtime/composite_call.cpp",
+        "  home.reset();\n",
+        "",
+        "threads of a group that was dropped end whenever they like",
+        "codecs/dropped",
+        ("has outlived it",),
+    ),
+    Mutant(
         "done_relaxed",
         "csrc/runtime/operation.h",
         "done_.store(true, std::memory_order_release)",

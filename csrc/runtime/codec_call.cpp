@@ -45,8 +45,14 @@ CodecCall::CodecCall(CodecRequest request, const CodecLanes& lanes, BufferPool& 
   plan();
 }
 
+// The home is alive: one that never began, or was not begun to the end, has not let go of it.
 CodecCall::~CodecCall() {
   if (memory_.memory) pool_.give_back(std::move(memory_));
+}
+
+void CodecCall::settle() {
+  pool_.give_back(std::move(memory_));
+  lanes_ = {};
 }
 
 void CodecCall::lay_out(Area& area, const Part& chunk, uint64_t& bytes) const {

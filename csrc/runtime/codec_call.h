@@ -71,6 +71,7 @@ class CodecCall final : public CompressedCall {
   };
 
   void begin() override;
+  void settle() override;
   void plan();
   // Appends a chunk; `bytes` is the end of what is laid out.
   void lay_out(Area& area, const Part& chunk, uint64_t& bytes) const;
@@ -91,7 +92,7 @@ class CodecCall final : public CompressedCall {
   void after_gather(uint32_t piece);
   void sum_own(uint32_t piece);
 
-  const CodecLanes lanes_;
+  CodecLanes lanes_;
   BufferPool& pool_;
   const int world_size_;
   const int rank_;

@@ -45,7 +45,7 @@ CodecGroup::~CodecGroup() {
 }
 
 void CodecGroup::close() {
-  if (fork_mark_.in_child()) return;
+  if (fork_mark_->in_child()) return;
   std::unique_lock lock(mutex_);
   closed_ = true;
   const bool making = maker_ != std::thread::id();
@@ -209,7 +209,7 @@ std::shared_ptr<CompressedCall> CodecGroup::one_in_conflict(const Touched& touch
 
 void CodecGroup::let_end(const Touched& touched, const Interrupt& interrupt) {
   // The call itself will be refused there.
-  if (fork_mark_.in_child()) return;
+  if (fork_mark_->in_child()) return;
   while (!idle()) {
     group_->check_caller();
     const auto call = one_in_conflict(touched);
@@ -234,12 +234,6 @@ void CodecGroup::compare_calls() {
     const auto call = known.lock();
     if (call && !call->done()) group_->compare_elsewhere(call->announced());
   }
-}
-
-void CodecGroup::check_process() const {
-  if (!fork_mark_.in_child()) return;
-  fail(ErrorKind::invalid_argument, "rank ", group_->rank(),
-       ": this process was forked after the call began, which the parent alone can wait for");
 }
 
 void CodecGroup::give_up(const std::exception_ptr& error) {

@@ -79,11 +79,11 @@ class CodecGroup final : public CallHome, public std::enable_shared_from_this<Co
 
   void check() override;
   void give_up(const std::exception_ptr& error) override;
-  void check_process() const override;
+  std::shared_ptr<const ForkMark> fork_mark() const override { return fork_mark_; }
   // Release: see idle().
   void ended() override { under_way_.fetch_sub(1, std::memory_order_release); }
 
-  const ForkMark fork_mark_;
+  const std::shared_ptr<const ForkMark> fork_mark_ = std::make_shared<const ForkMark>();
   const std::shared_ptr<Communicator> group_;
   BufferPool pool_;               // before the lanes, whose threads use it
   std::mutex mutex_;              // held for moments

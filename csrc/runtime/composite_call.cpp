@@ -76,15 +76,22 @@ void CompositeCall::fail_with(const std::exception_ptr& error) {
   tell_home();
 }
 
+std::shared_ptr<CallHome> CompositeCall::home() const {
+  const std::lock_guard lock(mutex_);
+  return home_;
+}
+
 void CompositeCall::tell_home() {
   std::exception_ptr error;
+  std::shared_ptr<CallHome> home;
   {
     const std::lock_guard lock(mutex_);
-    if (!error_ || told_) return;
+    if (!error_ || told_ || !home_) return;
     told_ = true;
     error = error_;
+    home = home_;
   }
-  home_->give_up(error);
+  home->give_up(error);
 }
 
 void CompositeCall::leave() {
@@ -104,7 +111,15 @@ void CompositeCall::leave() {
     error_ = std::current_exception();
     told_ = true;
   }
-  home_->ended();
+  settle();
+  std::shared_ptr<CallHome> home;
+  {
+    const std::lock_guard lock(mutex_);
+    home = std::move(home_);
+  }
+  home->ended();
+  // Before anyone is told, who may then drop the last reference but this.
+  home.reset();
   {
     const std::lock_guard lock(mutex_);
     done_ = true;
@@ -127,7 +142,10 @@ std::exception_ptr CompositeCall::error() const {
 }
 
 bool CompositeCall::wait(std::optional<Nanoseconds> timeout, const Interrupt& interrupt) {
-  home_->check_process();
+  if (fork_mark_->in_child()) {
+    fail(ErrorKind::invalid_argument, "rank ", rank_,
+         ": this process was forked after the call began, which the parent alone can wait for");
+  }
   const Deadline deadline = timeout ? Deadline::after(*timeout) : Deadline::after(kNoLimit);
   const auto next_look = [&deadline] { return std::min<Nanoseconds>(kLook, deadline.remaining()); };
   std::exception_ptr interruption;
@@ -136,7 +154,7 @@ bool CompositeCall::wait(std::optional<Nanoseconds> timeout, const Interrupt& in
     if (deadline.passed() && !interruption) return false;
     lock.unlock();
     try {
-      home_->check();
+      if (const auto at_home = home()) at_home->check();
     } catch (...) {
       fail_with(std::current_exception());
     }

@@ -9,13 +9,15 @@
 #include <optional>
 #include <string>
 
+#include "core/fork_mark.h"
 #include "runtime/communicator.h"
 #include "runtime/pending.h"
 
 namespace pycoll {
 
-// Whose calls these are. Lives as long as they do: a call's last reference may go in a thread of
-// one of those groups, when everybody else has dropped the home.
+// Whose calls these are. Lives as long as one of them is under way. Whoever waited for a call may
+// drop the home then: a call that has ended does not hold it, as its own last reference goes in a
+// thread of one of those groups, which cannot end them.
 class CallHome {
  public:
   virtual ~CallHome() = default;
@@ -23,8 +25,8 @@ class CallHome {
   virtual void check() = 0;
   // The first error of a call.
   virtual void give_up(const std::exception_ptr& error) = 0;
-  // Throws in a forked child, where nobody ends what the parent has begun.
-  virtual void check_process() const = 0;
+  // In a forked child nobody ends what the parent has begun.
+  virtual std::shared_ptr<const ForkMark> fork_mark() const = 0;
   // A call has ended; before its callers are told.
   virtual void ended() = 0;
 };
@@ -46,9 +48,14 @@ class CompositeCall : public Pending, public std::enable_shared_from_this<Compos
 
  protected:
   CompositeCall(RequestBase base, int rank, std::shared_ptr<CallHome> home)
-      : base_(std::move(base)), rank_(rank), home_(std::move(home)) {}
+      : base_(std::move(base)),
+        rank_(rank),
+        fork_mark_(home->fork_mark()),
+        home_(std::move(home)) {}
 
   virtual void begin() = 0;
+  // The last part is over, and nobody has been told: gives up what is the home's, groups too.
+  virtual void settle() = 0;
   // An operation, and what to do with its result, before that of any later one on the lane. What
   // `then` throws fails the call. The group's time counts for each operation, from the moment it is
   // driven.
@@ -72,9 +79,10 @@ class CompositeCall : public Pending, public std::enable_shared_from_this<Compos
   // Remembers the first error. The home is told when something leaves: in this thread others' calls
   // must not end, nor their callbacks be called.
   void note(std::exception_ptr error);
-  const std::shared_ptr<CallHome>& home() const { return home_; }
 
  private:
+  // None when the call has ended, or is about to.
+  std::shared_ptr<CallHome> home() const;
   // note(), and the home is told. By who waits.
   void fail_with(const std::exception_ptr& error);
   void tell_home();
@@ -82,14 +90,16 @@ class CompositeCall : public Pending, public std::enable_shared_from_this<Compos
 
   RequestBase base_;
   const int rank_;
-  const std::shared_ptr<CallHome> home_;
+  // Asked before mutex_, which a thread of the parent's may hold in a child.
+  const std::shared_ptr<const ForkMark> fork_mark_;
 
   mutable std::mutex mutex_;
   std::condition_variable ended_;
-  uint64_t open_ = 1;         // operations under way, and start(); guarded by mutex_
-  std::exception_ptr error_;  // the first; guarded by mutex_
-  bool told_ = false;         // the home, of the error; guarded by mutex_
-  bool done_ = false;         // guarded by mutex_
+  std::shared_ptr<CallHome> home_;  // until the call ends; guarded by mutex_
+  uint64_t open_ = 1;               // operations under way, and start(); guarded by mutex_
+  std::exception_ptr error_;        // the first; guarded by mutex_
+  bool told_ = false;               // the home, of the error; guarded by mutex_
+  bool done_ = false;               // guarded by mutex_
 };
 
 }  // namespace pycoll

@@ -82,7 +82,7 @@ void HostCodecCall::scatter(const Range& segment) {
 // Begun in the order of `scatter`, by the thread that drives it: it must not end there.
 std::shared_ptr<CompressedCall> HostCodecCall::cross(const Range& segment) {
   CodecRequest call = crossing_of(request(), segment, lanes_.scatter->world_size(), place_);
-  adopt(call, {nullptr, nullptr, [across = lanes_.across] { across->throw_if_dead(); }});
+  adopt(call, {nullptr, nullptr, [across = lanes_.across.get()] { across->throw_if_dead(); }});
   call.in_order = [this, segment] { gather(segment); };
   if (!enter()) return nullptr;
   try {

@@ -48,13 +48,14 @@ class HostCodecCall final : public CompressedCall {
 
  private:
   void begin() override;
+  void settle() override { lanes_ = {}; }
   // A rank's share of a segment.
   Block part_of(const VectorView& vector, const Range& segment, int place) const;
   void scatter(const Range& segment);
   std::shared_ptr<CompressedCall> cross(const Range& segment);
   void gather(const Range& segment);
 
-  const HostLanes lanes_;
+  HostLanes lanes_;
   const int place_;  // among the ranks of the host
 };
 

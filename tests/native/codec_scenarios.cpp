@@ -1,4 +1,5 @@
 // Calls over codecs: two lanes and their threads, beside calls of the group itself, and their ends.
+#include <atomic>
 #include <cmath>
 #include <memory>
 #include <thread>
@@ -10,11 +11,10 @@ namespace pycoll::stress {
 namespace {
 
 std::shared_ptr<CodecGroup> codecs_of(Rank& self) {
-  // The communicator is the world's, and outlives this. A lane's thread may hold the group a little
-  // longer than its callers do: so it is closed here.
-  const auto made = CodecGroup::make({&self.communicator, [](Communicator*) {}});
+  // The communicator is the world's, and outlives this.
+  auto made = CodecGroup::make({&self.communicator, [](Communicator*) {}});
   made->connect(nullptr, {});  // what is looked at comes later
-  return {made.get(), [made](CodecGroup* group) { group->close(); }};
+  return made;
 }
 
 // A vector of each rank whose sum codecs hold exactly, but for roundings: blocks are constant.
@@ -149,7 +149,9 @@ void one_memory(const Settings& settings) {
         }
         self.communicator.run(sum.plain(), nullptr);
         sum.verify(kCalls + 1);
-        for (const auto& call : compressed) check(call->done(), "a later call ended first");
+        for (const auto& call : compressed) {
+          check(call->wait(std::chrono::seconds(5), nullptr), "an idle group has a call under way");
+        }
         for (const auto& call : exact) check(call->done(), "a later call ended first");
       }
     });
@@ -217,6 +219,28 @@ void interrupted(const Settings& settings) {
   });
 }
 
+// Whoever has waited for a call may drop the group: its threads end before that returns, the one
+// that is still in a callback, too. In a thread nobody waits for they would outlive main().
+void dropped(const Settings& settings) {
+  run_episodes(settings, [](const WorldOptions& options) {
+    run_world(options, [](Rank& self) {
+      std::atomic<bool> called{false};
+      {
+        const auto codecs = codecs_of(self);
+        Sum sum(self, 0);
+        CodecRequest request = sum.request();
+        request.on_complete = [&called] {
+          std::this_thread::sleep_for(std::chrono::milliseconds(3));
+          called = true;
+        };
+        check(codecs->submit(std::move(request))->wait(std::nullopt, nullptr), "a wait ended");
+        sum.verify();
+      }
+      check(called, "a thread of the group has outlived it");
+    });
+  });
+}
+
 }  // namespace
 
 std::vector<Scenario> codec_scenarios() {
@@ -224,6 +248,7 @@ std::vector<Scenario> codec_scenarios() {
       {"codecs/beside", "calls over codecs beside calls of the group itself", beside},
       {"codecs/one_memory", "calls on one vector, with codecs and without", one_memory},
       {"codecs/aborted", "a group that is given up by another thread", aborted},
+      {"codecs/dropped", "a group that is dropped while a callback of its last call runs", dropped},
       {"codecs/interrupted", "a signal handler throws in a wait", interrupted},
   };
 }

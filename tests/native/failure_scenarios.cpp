@@ -228,10 +228,43 @@ void mismatch(const std::string& algorithm, const Settings& settings) {
   } while (!settings.until.passed());
 }
 
+// Of a run of `lease_revoked`: who aborts does so while a peer is in others' vectors, and that peer
+// stays there until somebody has its memory back. What a lender does too early is so always seen.
+struct Revocation {
+  int who = 0;
+  std::atomic<bool> peer_inside{false};
+  std::atomic<bool> revoked{false};
+  std::atomic<bool> reused{false};  // some rank has written to its memory after the error
+
+  // What a borrower is told is true no more when this returns. Relaxed: these order nothing, so
+  // that a data race stays one.
+  void linger(int rank) {
+    if (rank != who) peer_inside.store(true, std::memory_order_relaxed);
+    std::this_thread::sleep_for(std::chrono::microseconds(300));
+    if (!revoked.load(std::memory_order_relaxed)) return;
+    // Less than the patience of a lender, which goes on without a borrower that does not run.
+    const Deadline deadline = Deadline::after(std::chrono::milliseconds(30));
+    while (!reused.load(std::memory_order_relaxed) && !deadline.passed()) {
+      std::this_thread::sleep_for(std::chrono::microseconds(300));
+    }
+  }
+
+  void abort_amid(Rank& self) {
+    const Deadline deadline = Deadline::after(std::chrono::seconds(10));
+    while (!peer_inside.load(std::memory_order_relaxed) && !deadline.passed()) {
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(self.rng.below(3000)));
+    revoked.store(true, std::memory_order_relaxed);
+    self.communicator.abort("enough");
+  }
+};
+
 // Zero-copy calls, nearly all the time in peers' vectors, until one rank aborts from another
 // thread; then every rank reuses its memory at once. A peer that still works on it is a data race.
-void revoked_body(Rank& self, int who) {
+void revoked_body(Rank& self, Revocation& revocation) {
   constexpr uint64_t kCount = 300'000;  // several portions a rank
+  const int who = revocation.who;
   const auto arena = shm::process_arena();
   check(arena != nullptr, "no arena: ", shm::process_arena_problem());
   const std::shared_ptr<void> memory(arena->allocate(kCount * 4), [&](void* p) { arena->free(p); });
@@ -240,13 +273,7 @@ void revoked_body(Rank& self, int who) {
   std::fill(data, data + kCount * 4, std::byte{5});
 
   std::thread aborter;
-  if (self.rank == who) {
-    const auto delay = std::chrono::microseconds(1000 + self.rng.below(10'000));
-    aborter = std::thread([&self, delay] {
-      std::this_thread::sleep_for(delay);
-      self.communicator.abort("enough");
-    });
-  }
+  if (self.rank == who) aborter = std::thread([&] { revocation.abort_amid(self); });
   std::string complaint = "no error within 15 s";
   const Deadline deadline = Deadline::after(std::chrono::seconds(15));
   while (!deadline.passed()) {
@@ -260,6 +287,7 @@ void revoked_body(Rank& self, int who) {
       self.communicator.run(std::move(request), nullptr);
     } catch (const Error& error) {
       std::fill(data, data + kCount * 4, std::byte{0x77});
+      revocation.reused.store(true, std::memory_order_relaxed);
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
       const bool kept =
           std::all_of(data, data + kCount * 4, [](std::byte b) { return b == std::byte{0x77}; });
@@ -275,13 +303,12 @@ void revoked_body(Rank& self, int who) {
 
 void lease_revoked(const Settings& settings) {
   run_episodes(settings, [](WorldOptions options) {
+    Revocation revocation;
+    revocation.who = static_cast<int>(mix(options.seed) % options.world_size);
     for (int rank = 0; rank < options.world_size; ++rank) {
-      options.hooks[rank].while_borrowing = [] {
-        std::this_thread::sleep_for(std::chrono::microseconds(300));
-      };
+      options.hooks[rank].while_borrowing = [&revocation, rank] { revocation.linger(rank); };
     }
-    const int who = static_cast<int>(mix(options.seed) % options.world_size);
-    run_world(options, [who](Rank& self) { revoked_body(self, who); });
+    run_world(options, [&revocation](Rank& self) { revoked_body(self, revocation); });
   });
 }
 
