@@ -17,14 +17,14 @@ import pycoll
 from codec_model import all_reduced
 from codec_reference import Kind
 from helpers_cases import run_case, same
-from helpers_hooks import Given, ranks_of
+from helpers_hooks import Given, Run, gradients_of, ranks_of
 
 CODECS = ["fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8", "int4", "uint8", "uint4", "sign"]
 
 
 def everywhere(tensor: torch.Tensor, what: str) -> None:
     """C4: the same bytes on all ranks."""
-    mine = tensor.contiguous().view(torch.uint8)
+    mine = tensor.reshape(-1).contiguous().view(torch.uint8)
     all_ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(all_ranks, mine)
     for theirs in all_ranks:
@@ -154,11 +154,27 @@ def m12_scalars_and_biases(rank, w):
             assert torch.allclose(module.weight.grad, wanted, rtol=0.01, atol=0), (codec, step)
 
 
+def m3_from_any_step(rank, w):
+    """Also from the first one, after which DDP cuts its buckets anew."""
+    for first in (0, 1, 2):
+        power = pycoll.PowerSGD(rank=1, start_step=first, min_compression_rate=0)
+        run = Run(power, error_feedback=False)
+        for step in range(4):
+            found = run.step(gradients_of(rank, step))
+            given = [gradients_of(peer, step)["a"] for peer in range(w)]
+            exact = torch.allclose(found["a"], sum(given) / w, rtol=1e-5, atol=1e-6)
+            assert exact == (step < first), (first, step)
+            for name, gradient in found.items():
+                assert gradient.isfinite().all(), (first, step, name)
+                everywhere(gradient, (first, step, name))
+
+
 def m_in_turn(rank, w):
     m1_dtypes_and_overflow(rank, w)
+    m3_from_any_step(rank, w)
     m12_scalars_and_biases(rank, w)
 
 
-def test_m1_m12_hooks():
-    """M1, M12. One group of processes: the first DDP of a process costs seconds of imports."""
+def test_m1_m3_m12_hooks():
+    """M1, M3, M12. One group of processes: the first DDP of a process costs seconds of imports."""
     ranks_of(3, m_in_turn)
