@@ -41,10 +41,11 @@ class _AnyStore:
             return None
 
     def peek(self, key: str) -> bytes | None:
-        check = getattr(self._store, "check", None)
-        if check is None:
+        try:
+            there = self._store.check([key])
+        except Exception:  # it has none, or one of its own kind
             return self.get(key, PEEK_WITHOUT_CHECK)
-        return self.get(key, FETCH) if check([key]) else None
+        return self.get(key, FETCH) if there else None
 
     def remove(self, key: str) -> None:
         delete = getattr(self._store, "delete_key", None)

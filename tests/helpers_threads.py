@@ -23,7 +23,10 @@ class ThreadRanks:
     """A group of `world_size` ranks, each in a thread of its own; close() when done."""
 
     def __init__(
-        self, world_size: int, options: dict[str, str] | pycoll.Options | None = None
+        self,
+        world_size: int,
+        options: dict[str, str] | pycoll.Options | None = None,
+        timeout: float = GROUP_TIMEOUT,
     ) -> None:
         self.world_size = world_size
         self._pools = [ThreadPoolExecutor(1, f"rank{rank}") for rank in range(world_size)]
@@ -31,9 +34,7 @@ class ThreadRanks:
         store = pycoll.FileStore(self._directory)
 
         def connect(rank: int) -> pycoll.Communicator:
-            return pycoll.Communicator(
-                store, rank, world_size, timeout=GROUP_TIMEOUT, options=options
-            )
+            return pycoll.Communicator(store, rank, world_size, timeout=timeout, options=options)
 
         self.communicators: list[pycoll.Communicator] = self._on_all(connect)
 

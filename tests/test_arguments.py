@@ -141,6 +141,12 @@ def test_scalars_of_numpy_are_plain_numbers():
     adam(lr=torch.tensor(0.1))
 
 
+@pytest.mark.parametrize("wrong", [-1.0, math.nan, True, [0.1, 0.2]])
+def test_tensors_as_numbers_are_looked_at(wrong):
+    with pytest.raises(pycoll.InvalidArgumentError, match="OneBitAdam: lr is a number from 0 on"):
+        adam(lr=torch.tensor(wrong))
+
+
 class MyInt8(pycoll.Int8):
     """Of a caller's own."""
 

@@ -6,6 +6,7 @@ would wait until its time is up. Times given here are therefore far beyond what 
 
 from __future__ import annotations
 
+import threading
 import time
 
 import numpy as np
@@ -145,18 +146,44 @@ def test_the_first_call_of_a_group(exact, transport):
 
 
 def test_the_first_call_of_a_group_that_a_rank_does_not_make():
-    group = ThreadRanks(2)
+    """Making the connections is bounded by the group's own timeout."""
+    group = ThreadRanks(2, timeout=0.5)
+    waited = threading.Event()
 
     def use(communicator):
         if communicator.rank:
-            time.sleep(2)
-            return None
-        return called(communicator, "broadcast", "uint4", timeout=0.5)[0]
+            return waited.wait(FOREVER)
+        try:
+            return called(communicator, "broadcast", "uint4", timeout=FOREVER)[0]
+        finally:
+            waited.set()
 
     text = group.run(use)[0]
     group.close()
     assert "in broadcast over codes (uint4 in blocks of 256" in text, text
     assert "rank 1, which has made no call on this group" in text, text
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_how_far_a_late_rank_has_come(transport):
+    group = ThreadRanks(2, {"PYCOLL_TRANSPORT": transport})
+    waited = threading.Event()
+
+    def use(communicator):
+        communicator.all_reduce(np.ones(N, np.float32), codec="int8")
+        if communicator.rank:
+            return waited.wait(FOREVER)
+        try:
+            with pytest.raises(pycoll.Error) as caught:
+                communicator.barrier(timeout=0.5)
+            return str(caught.value)
+        finally:
+            waited.set()
+
+    text = group.run(use)[0]
+    group.close()
+    assert "rank 1, which has not come beyond all_reduce #" in text, text
+    assert "over codes (int8 in blocks of 256, sum, 20000 x float32)" in text, text
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 import pycoll
 from pool import run_ranks
+from pycoll._store_adapter import adapt_store
 from test_faults import error_of
 from test_network import TRANSPORTS, LastRecordStore, use_up_descriptors
 
@@ -49,6 +50,25 @@ class DistantStoreWithoutCheck:
         return self._store.get(key, timeout)
 
 
+class StoreWithACheckOfItsOwn(dict):
+    set = dict.__setitem__
+
+    def get(self, key, timeout):
+        if key not in self:
+            raise TimeoutError(key)
+        return self[key]
+
+    def check(self, key, expected):
+        return self[key] == expected
+
+
+def test_a_store_may_have_a_check_of_its_own():
+    store = adapt_store(StoreWithACheckOfItsOwn())
+    assert store.peek("note") is None
+    store.set("note", b"why")
+    assert store.peek("note") == b"why"
+
+
 def gives_up(rank, world_size, directory, transport, kind):
     LastRecordStore.world_size = world_size
     store = (LastRecordStore if rank == 0 else kind)(directory)
@@ -76,6 +96,10 @@ class SlowLine:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+        self._listener.close()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -111,9 +135,9 @@ def gives_up_in_torch(rank, world_size, directory, port, by_torch):
 @pytest.mark.parametrize("by_torch", [False, True], ids=["communicator", "torch"])
 def test_a_note_behind_a_slow_line_is_found(by_torch):
     server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    line = SlowLine(server.port)
     env = {"PYCOLL_CONNECT_TIMEOUT": str(CONNECT_TIMEOUT), "PYCOLL_TRANSPORT": "shm"}
-    results = run_ranks(3, gives_up_in_torch, line.port, by_torch, env=env, timeout=90)
+    with contextlib.closing(SlowLine(server.port)) as line:
+        results = run_ranks(3, gives_up_in_torch, line.port, by_torch, env=env, timeout=90)
     for result in results:
         text, waited = result.value
         assert "errno 24" in text, text

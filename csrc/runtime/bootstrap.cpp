@@ -14,7 +14,7 @@
 namespace pycoll {
 namespace {
 
-constexpr std::string_view kProtocol = "3";
+constexpr std::string_view kProtocol = "4";
 constexpr size_t kAllPairs = 256;  // ranks
 // Signals are served that often.
 constexpr Nanoseconds kLongestSleep = std::chrono::milliseconds(100);

@@ -60,8 +60,8 @@ class GroupStore final : public Store {
 
   void set(const std::string& key, const std::string& value) override {
     if (published_) return;
-    published_ = true;
     const std::vector<Bytes> all = exchange(talk_, bytes_of(key + '\n' + value));
+    published_ = true;
     for (const int member : members_) {
       const Bytes& one = all[static_cast<size_t>(member)];
       const std::string text(reinterpret_cast<const char*>(one.data()), one.size());
@@ -76,6 +76,13 @@ class GroupStore final : public Store {
   }
   std::optional<std::string> peek(const std::string& key) override { return get(key, {}); }
   void remove(const std::string& key) override { values_.erase(key); }
+
+  // For a rank that fails: where it has not published, the others wait for that in the group.
+  void withdraw() {
+    if (published_) return;
+    exchange(talk_, {});
+    published_ = true;
+  }
 
  private:
   const Talk talk_;
@@ -129,7 +136,13 @@ std::shared_ptr<Communicator> Communicator::split(int color, const Interrupt& in
     // A child that a signal handler has forked is nobody to the peers.
     if (fork_mark_.in_child()) throw;
     making.root = kSplitFailed;
-    show_elsewhere(making);
+    try {
+      show_elsewhere(making);
+      store.withdraw();
+    } catch (...) {
+      // It is out of step with the others, who would wait for it.
+      if (!dead()) abort(concat("it failed in ", to_string(making)));
+    }
     throw;
   }
 }
@@ -143,8 +156,7 @@ void Communicator::look_at_maker(int member, uint64_t sequence) const {
   const auto theirs = transport_->call_of(member, sequence);
   if (theirs && theirs->codec == kSplit && theirs->root == kSplitFailed) {
     fail(ErrorKind::peer_failed, "rank ", member, " failed in ", to_string(*theirs),
-         ", where a part of the group was made. Look at that rank's own output for the reason; the "
-         "group itself may be used further");
+         ", where a part of the group was made. Look at that rank's own output for the reason");
   }
 }
 

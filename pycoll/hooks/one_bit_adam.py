@@ -72,11 +72,13 @@ class OneBitAdam(torch.optim.Optimizer):
         freeze_step = whole(
             "OneBitAdam: freeze_step", freeze_step, "a number of steps from 1 on", least=1
         )
-        numbers = {"lr": lr, "eps": eps, "weight_decay": weight_decay}
+        numbers: dict[str, Any] = {"lr": lr, "eps": eps, "weight_decay": weight_decay}
         numbers["variance_floor"] = variance_floor
         for name, value in numbers.items():
-            if not isinstance(value, torch.Tensor):  # as torch's optimizers take it
-                numbers[name] = number(f"OneBitAdam: {name}", value, "a number from 0 on")
+            is_tensor = isinstance(value, torch.Tensor)  # as torch's optimizers take it
+            plain = value.tolist() if is_tensor else value
+            found = number(f"OneBitAdam: {name}", plain, "a number from 0 on")
+            numbers[name] = value if is_tensor else found
         defaults = {
             **numbers,
             "betas": _checked_betas(betas),

@@ -1,6 +1,7 @@
 // What the sessions of one rank's group share: its doorbell, its current call, the first abort.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <functional>
@@ -48,16 +49,18 @@ class Board {
     CallHeader& place = elsewhere_[call.sequence % elsewhere_.size()];
     const bool again = place.sequence == call.sequence;
     place = call;
+    latest_elsewhere_ = std::max(latest_elsewhere_, call.sequence);
     return again;
   }
-  // What a peer that is in its call of that number should know of.
+  // What a peer that is in its call of that number should know of: this rank's of the same number,
+  // if that is carried out elsewhere; else how far it has come.
   std::optional<CallHeader> answer_to(uint32_t sequence) const {
     const std::lock_guard lock(mutex_);
-    const CallHeader& elsewhere = elsewhere_[sequence % elsewhere_.size()];
-    if (elsewhere.sequence != 0 && static_cast<uint32_t>(elsewhere.sequence) == sequence) {
-      return elsewhere;
-    }
-    return call_;
+    const CallHeader& same = elsewhere_[sequence % elsewhere_.size()];
+    if (same.sequence != 0 && static_cast<uint32_t>(same.sequence) == sequence) return same;
+    const uint64_t here = call_ ? call_->sequence : 0;
+    if (latest_elsewhere_ <= here || static_cast<uint32_t>(here) == sequence) return call_;
+    return elsewhere_[latest_elsewhere_ % elsewhere_.size()];
   }
 
   void note_abort(const std::string& reason) {
@@ -82,6 +85,7 @@ class Board {
   std::function<void()> waker_;             // guarded by mutex_, like the rest
   std::optional<CallHeader> call_;          // announced last
   std::array<CallHeader, 64> elsewhere_{};  // by sequence % 64
+  uint64_t latest_elsewhere_ = 0;           // sequence
   std::optional<std::string> abort_;
 };
 
