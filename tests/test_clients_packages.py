@@ -76,5 +76,5 @@ def test_lightning():
 
 
 def test_ray_train():
-    with environment("ray", "ray[train]") as python:
+    with environment("ray", "ray[train]==2.60.*") as python:
         equal_on_both(python, [SCRIPTS / "ray_script.py"], timeout=300)
