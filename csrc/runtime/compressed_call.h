@@ -14,6 +14,7 @@ class CompressedCall : public CompositeCall {
   // The `number`th such call of its group, to whose ranks it is announced.
   void start(uint32_t number, Communicator& group);
   const CallHeader& announced() const { return announced_; }
+  uint64_t sequence() const override { return announced_.sequence; }
   bool in_conflict(const Touched& touched) const;
   std::string describe() const override;
 

@@ -92,10 +92,10 @@ def _doing(place: Place) -> str:
     if group.life == "died":
         return f"failed {seconds(now - (group.gone or now))} before: {group.reason}"
     if group.life == "closed":
-        return f"closed the group after {group.ended} collectives"
+        return f"closed the group, whose last collective was #{group.ended}"
     if group.current is not None:
-        behind = group.queued - group.started
-        more = f", {behind} more queued" if behind > 0 else ""
+        # Numbers have gaps: calls over codecs are recorded in groups of their own.
+        more = ", with others queued" if group.queued > group.started else ""
         return f"in {group.current.text} for {seconds(now - group.current.start)}{more}"
     if not group.calls:
         return "has made no call"

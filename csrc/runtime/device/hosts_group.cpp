@@ -85,9 +85,14 @@ void HostsGroup::connect() {
   if (local_ < shares_) {
     for (const auto& ranks : hosts) between_.push_back(ranks[static_cast<size_t>(local_)]);
   }
-  const auto here = control().split(static_cast<int>(own - hosts.begin()));
-  wire_ = control().split(local_ < shares_ ? local_ : -1);
-  meeting_of(control_pointer(), device()).together("making the group of its host", [&] {
+  // What one rank fails in, the ranks of its part hear of at once, and all others here.
+  const Meeting meeting = meeting_of(control_pointer(), device());
+  std::shared_ptr<Communicator> here;
+  meeting.together("connecting the ranks of a host",
+                   [&] { here = control().split(static_cast<int>(own - hosts.begin())); });
+  meeting.together("connecting ranks of several hosts",
+                   [&] { wire_ = control().split(local_ < shares_ ? local_ : -1); });
+  meeting.together("making the group of its host", [&] {
     inside_ = open_(here);
     pieces_ = PinnedMemory(HostWork::kSlots * kMostPiece * control().config().slot_bytes);
   });
