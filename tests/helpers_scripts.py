@@ -7,7 +7,9 @@ the function left behind in `__main__`.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import pickle
 import select
 import signal
 import subprocess
@@ -30,10 +32,14 @@ class Ended:
     exitcode: int | None
     stdout: str
     stderr: str
+    seconds: float = 0.0  # that it ran; of a series
 
     def check_quiet(self) -> None:
         for words in ("terminate called", "Fatal Python error", "Exception ignored", "Traceback"):
             assert words not in self.stderr, self
+
+
+Outcomes = dict[str, list[Ended]]
 
 
 def run_scripts(
@@ -142,3 +148,98 @@ def fork(child: Callable[[], Any], timeout: float = 20) -> tuple[int | str, str]
     text = os.read(read, 1 << 16).decode() if status is not None else ""
     os.close(read)
     return ("hangs", "") if status is None else (status, text)
+
+
+# ---- Many scripts, one after the other, on interpreters that are warm ----
+
+
+@dataclass(frozen=True)
+class Script:
+    """One of a series. `function(rank, world_size, directory, *args)`, at module level."""
+
+    name: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    env: Mapping[str, str] | None = None
+    seconds: float = 30  # then it is killed
+
+
+@dataclass
+class Series:
+    """What a rank of `run_series` does: `next()` forks, and is over in the parent when all are."""
+
+    rank: int
+    world_size: int
+    directory: Path
+    scripts: Sequence[Script]
+
+    def next(self) -> Callable[[], Any] | None:
+        """What the child shall call; None in the parent, when all its children have ended."""
+        for script in self.scripts:
+            place = self.directory / script.name
+            place.mkdir(exist_ok=True)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            pid = os.fork()
+            if pid == 0:
+                return self._begin(script, place)
+            (place / f"{self.rank}.exit").write_text(json.dumps(_wait_for(pid, script.seconds)))
+        return None
+
+    def _begin(self, script: Script, place: Path) -> Callable[[], Any]:
+        os.setpgid(0, 0)
+        for descriptor, kind in ((1, "stdout"), (2, "stderr")):
+            file = os.open(place / f"{self.rank}.{kind}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(file, descriptor)
+            os.close(file)
+        # As Python has it in the main thread of a script, whoever started the tests.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.environ.update(script.env or {})
+        return lambda: script.function(self.rank, self.world_size, str(place), *script.args)
+
+
+def _wait_for(pid: int, seconds: float) -> tuple[int | None, float]:
+    """(exit code, or None when it had to be killed, seconds that it ran)"""
+    start = time.monotonic()
+    descriptor = os.pidfd_open(pid)
+    ended, _, _ = select.select([descriptor], [], [], seconds)
+    os.close(descriptor)
+    took = time.monotonic() - start
+    if not ended:
+        os.killpg(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    return (os.waitstatus_to_exitcode(status) if ended else None), took
+
+
+def run_series(
+    world_size: int, scripts: Sequence[Script], imports: str = "torch, pycoll"
+) -> Outcomes:
+    """Runs each of them on `world_size` ranks: {name: [Ended of each rank]}.
+
+    A rank is a process forked from an interpreter that has imported everything, and which ends as a
+    script does: at the end of `__main__`, by an exception, or by SystemExit. Importing torch costs
+    more than all that most of them do.
+    """
+    with tempfile.TemporaryDirectory(prefix="pycoll-series-") as directory:
+        plan = Path(directory) / "plan"
+        plan.write_bytes(pickle.dumps((world_size, Path(directory), list(scripts))))
+        code = (
+            f"import pickle, sys, {imports}, helpers_scripts\n"
+            "plan = pickle.load(open(sys.argv[2], 'rb'))\n"
+            "call = helpers_scripts.Series(int(sys.argv[1]), *plan).next()\n"
+            "if call: call()\n"
+        )
+        commands = [[sys.executable, "-c", code, str(rank), plan] for rank in range(world_size)]
+        limit = 60 + sum(script.seconds for script in scripts)
+        for parent in run_commands(commands, limit, {"OMP_NUM_THREADS": "1"}):
+            assert parent.exitcode == 0, parent
+        return {
+            script.name: [_ended(Path(directory) / script.name, r) for r in range(world_size)]
+            for script in scripts
+        }
+
+
+def _ended(place: Path, rank: int) -> Ended:
+    code, took = json.loads((place / f"{rank}.exit").read_text())
+    texts = [(place / f"{rank}.{kind}").read_text() for kind in ("stdout", "stderr")]
+    return Ended(rank, code, texts[0], texts[1], took)

@@ -136,6 +136,11 @@ constexpr ConfigVariable kVariables[] = {
     {"PYCOLL_HEARTBEAT", "seconds of silence after which a host counts as lost (0.1 to 86400)",
      [](Config& c, const std::string& t) { c.heartbeat = seconds_between(t, 0.1, 86400); },
      [](const Config& c) { return concat(c.heartbeat); }, true},
+    {"PYCOLL_STALL_WARNING",
+     "seconds after which an operation that gets nowhere is reported on stderr, with the ranks it "
+     "waits for; 0 for never (0 to 86400)",
+     [](Config& c, const std::string& t) { c.stall_warning = seconds_between(t, 0, 86400); },
+     [](const Config& c) { return concat(c.stall_warning); }, false},
     {"PYCOLL_ISA", "kernel instruction set: baseline, avx2, avx512; empty takes the best",
      [](Config& c, const std::string& t) { c.isa = t; }, [](const Config& c) { return c.isa; },
      false},

@@ -36,6 +36,7 @@ struct Config {
   std::string store_host;           // no variable: where the store is reached, if that is known
   uint64_t tcp_connections = 2;     // PYCOLL_TCP_CONNECTIONS: sockets between two processes
   double heartbeat = 10;            // PYCOLL_HEARTBEAT: seconds of silence that mean a lost host
+  double stall_warning = 60;        // PYCOLL_STALL_WARNING: seconds until a wait is reported
   std::string isa;                  // PYCOLL_ISA: forces a kernel instruction set; empty: the best
   bool shared_allocator = false;    // PYCOLL_SHARED_ALLOCATOR: large CPU tensors in the arena
   std::string dump_dir;             // PYCOLL_DUMP_DIR: where flight records go when a group fails

@@ -18,6 +18,8 @@ constexpr std::string_view kProtocol = "4";
 constexpr size_t kAllPairs = 256;  // ranks
 // Signals are served that often.
 constexpr Nanoseconds kLongestSleep = std::chrono::milliseconds(100);
+// One question to the store: its wait cannot be interrupted, and a distant one takes its time.
+constexpr Nanoseconds kStorePatience = std::chrono::milliseconds(400);
 
 // A record is lines of "name value"; values have no newlines.
 using Record = std::map<std::string, std::string>;
@@ -80,8 +82,7 @@ std::vector<Record> collect(const BootstrapRequest& request, const Deadline& dea
     std::optional<std::string> text;
     do {
       if (request.interrupt) request.interrupt();
-      const Nanoseconds patience =
-          std::min<Nanoseconds>(deadline.remaining(), std::chrono::seconds(1));
+      const Nanoseconds patience = std::min<Nanoseconds>(deadline.remaining(), kStorePatience);
       text = request.store->get(key_of(request, rank), patience);
     } while (!text && !deadline.passed());
     if (!text) {

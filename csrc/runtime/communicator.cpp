@@ -94,6 +94,7 @@ Communicator::Communicator(const BootstrapRequest& request, std::shared_ptr<Conn
                            Nanoseconds timeout)
     : rank_(request.rank),
       world_size_(request.world_size),
+      name_(request.prefix),
       config_(request.config),
       timeout_(timeout),
       table_(request.table),
@@ -112,7 +113,9 @@ Communicator::Communicator(const BootstrapRequest& request, std::shared_ptr<Conn
       messages_(
           *transport_,
           {config_.slot_bytes, static_cast<uint32_t>(config_.fifo_depth), config_.window_bytes},
-          rank_, world_size_) {}
+          rank_, world_size_),
+      collective_stall_(config_.stall_warning),
+      message_stall_(config_.stall_warning) {}
 
 std::unique_ptr<FlightLog> Communicator::open_flight(const BootstrapRequest& request) const {
   if (recorder_ == nullptr) return nullptr;

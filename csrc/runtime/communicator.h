@@ -32,6 +32,7 @@
 #include "runtime/messages.h"
 #include "runtime/operation.h"
 #include "runtime/selector.h"
+#include "runtime/stall.h"
 #include "runtime/turn.h"
 #include "runtime/wait.h"
 
@@ -235,12 +236,16 @@ class Communicator {
 
   void look_for_trouble();
   void look_between_portions();
+  void look_for_stalls();
+  void warn_of_stall(const StallWatch& stall, const Operation& operation,
+                     const std::string& why) const;
   void look_at_collective();
   bool look_at_message(const MessageOperation& operation);
   bool help_from_the_gone();
   Nanoseconds until_first_deadline() const;
   static Nanoseconds until_deadline(const Operation& operation);
   std::string waited_in(const Operation& operation) const;
+  std::string whom_it_waits_for(const CollectiveOperation& operation) const;
   [[noreturn]] void report_timeout(const CollectiveOperation& operation) const;
   Operations end_group(const Death& death);
   void dump_flight() const;
@@ -254,6 +259,7 @@ class Communicator {
 
   const int rank_;
   const int world_size_;
+  const std::string name_;  // as it was made; for texts
   const Config config_;
   const ForkMark fork_mark_;
   std::atomic<Nanoseconds> timeout_;
@@ -271,7 +277,9 @@ class Communicator {
   SpinBudget spin_budget_;
   Executor executor_;
   MessageEngine messages_;
-  bool begun_ = false;                 // current_ is in the executor
+  bool begun_ = false;  // current_ is in the executor
+  StallWatch collective_stall_;
+  StallWatch message_stall_;
   bool moved_cpu_ = false;             // in this operation
   bool inquired_ = false;              // in this operation
   Operations orphans_;                 // ended with the group

@@ -404,6 +404,7 @@ void Communicator::wait_for_peers(Backoff& backoff, const Interrupt& interrupt) 
       }
     }
   }
+  look_for_stalls();
   const Nanoseconds patience = ask_when_stuck();
   transport_->prepare_sleep();
   // Also when this rank has no message under way: a peer that cannot go on with its sends before

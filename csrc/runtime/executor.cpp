@@ -47,6 +47,8 @@ void Executor::start(const ExecutorInput& input) {
   fingerprint_ = fingerprint(input.call);
   element_ = size_of(input.call.dtype);
   acc_size_ = input.kernels != nullptr ? size_of(input.kernels->acc) : element_;
+  past_[input.call.sequence % past_.size()] = input.call;
+  asked_.reset();
   exchanging_ = false;
   lanes_.clear();
   lanes_left_ = 0;
@@ -191,6 +193,14 @@ void Executor::finish_round(LaneState& lane) {
   }
 }
 
+uint64_t Executor::progress() const {
+  uint64_t sum = exchanging_ ? 0 : 1;
+  for (const LaneState& lane : lanes_) {
+    sum += lane.round * (lane.lane->steps.size() + 1) + lane.step + lane.progress + lane.arrived;
+  }
+  return sum;
+}
+
 std::vector<int> Executor::waiting_for() const {
   if (exchanging_) return lease_.missing();
   std::vector<int> ranks;
@@ -250,33 +260,6 @@ const std::byte* Executor::peer_window(const LaneState& lane, int peer, int chun
          static_cast<size_t>(chunk) * shape_.window_stride;
 }
 
-void Executor::report_mismatch(int peer) const {
-  const auto theirs = transport_.call_of(peer, in_.call.sequence);
-  if (theirs && fingerprint(*theirs) != fingerprint_) {
-    fail(ErrorKind::mismatch, describe_mismatch(rank_, in_.call, peer, *theirs));
-  }
-  if (theirs && traits_of(in_.call.collective).lengths == Lengths::pairwise) {
-    fail(
-        ErrorKind::mismatch, "rank ", rank_, ", ", to_string(in_.call), ": rank ", peer,
-        " sends a block of another length than the ",
-        in_.output.blocks[static_cast<size_t>(peer)].count,
-        " elements that this rank expects of it. What a rank sends and what its peer receives must "
-        "have one length");
-  }
-  const auto latest = transport_.latest_call_of(peer);
-  fail(ErrorKind::mismatch, "rank ", rank_, " is in ", to_string(in_.call),
-       " but received data of another operation from rank ", peer,
-       latest ? ", which is in " + to_string(*latest) : std::string(),
-       ". Every rank must call the same collectives in the same order");
-}
-
-uint32_t Executor::fingerprint_of(const Step& step) const {
-  if (traits_of(in_.call.collective).lengths != Lengths::pairwise) return fingerprint_;
-  const ChunkCutter cut(*in_.program, in_.input, in_.output, element_);
-  const uint64_t length = cut.range_of(step).size() * 0x9E3779B97F4A7C15u;
-  return fingerprint_ ^ static_cast<uint32_t>(length >> 32);
-}
-
 void Executor::check_message(const Message& message, const Step& step, uint64_t count) const {
   if (message.tag.bytes != count * wire_size(step.wire) || message.tag.wire != step.wire) {
     fail(ErrorKind::mismatch, "rank ", rank_, ", ", to_string(in_.call), ", algorithm ",
@@ -299,7 +282,7 @@ bool Executor::message_step(LaneState& lane, const Step& step, uint64_t count) {
       offer_places(lane, step);
       return false;
     }
-    if (message->tag.fingerprint != fingerprint_of(step)) report_mismatch(step.from);
+    if (is_of_another(*message, step)) return false;
   }
   std::byte* slot = nullptr;
   if (traits.sends) {

@@ -6,10 +6,13 @@
 // Programs.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "core/clock.h"
 #include "kernels/reduce.h"
 #include "program/program.h"
 #include "runtime/executor_input.h"
@@ -60,6 +63,8 @@ class Executor {
   void start(const ExecutorInput& input);
   // True when something moved. Throws Error(mismatch) when a peer runs another operation.
   bool advance();
+  // A number that changes when something moves, for whoever looks now and then.
+  uint64_t progress() const;
   bool done() const { return !exchanging_ && lanes_left_ == 0; }
   // Peers' vectors are in use: the call must be looked after between two advances, too.
   bool borrows() const { return lease_.inside(); }
@@ -153,6 +158,9 @@ class Executor {
   // block, that too, since nothing else compares it.
   uint32_t fingerprint_of(const Step& step) const;
   void check_message(const Message& message, const Step& step, uint64_t count) const;
+  // mismatch.cpp
+  bool is_of_another(const Message& message, const Step& step);
+  void compare_calls(int peer) const;
   [[noreturn]] void report_mismatch(int peer) const;
 
   void combine_to_acc(std::byte* dst, const Terms& terms, uint64_t count) const;
@@ -171,6 +179,8 @@ class Executor {
 
   ExecutorInput in_;
   uint32_t fingerprint_ = 0;
+  std::array<CallHeader, 16> past_{};  // this rank's latest, by sequence % 16
+  std::optional<Deadline> asked_;      // until when peers' answers are waited for
   size_t element_ = 0;
   size_t acc_size_ = 0;
   Shape shape_;

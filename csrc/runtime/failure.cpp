@@ -119,7 +119,8 @@ std::string Communicator::waited_in(const Operation& operation) const {
                 " s in ", operation.describe(), " of ", world_size_, " ranks");
 }
 
-void Communicator::report_timeout(const CollectiveOperation& operation) const {
+// "rank 1, which has not come beyond barrier #2; rank 2 has made no call on this group"
+std::string Communicator::whom_it_waits_for(const CollectiveOperation& operation) const {
   const CallHeader& mine = operation.call();
   const std::vector<int> waited_for = executor_.waiting_for();
   std::string who, others;
@@ -137,10 +138,16 @@ void Communicator::report_timeout(const CollectiveOperation& operation) const {
       others += concat("; rank ", peer, " ", where);
     }
   }
+  return who + others;
+}
+
+void Communicator::report_timeout(const CollectiveOperation& operation) const {
   // Such a rank waits in a group that this one does not see from here.
   const char* const or_else =
-      mine.codec == 0 ? "" : "; every rank must give the call a codec, or be in the same region";
-  fail(ErrorKind::timed_out, waited_in(operation), ", waiting for ", who, others,
+      operation.call().codec == 0
+          ? ""
+          : "; every rank must give the call a codec, or be in the same region";
+  fail(ErrorKind::timed_out, waited_in(operation), ", waiting for ", whom_it_waits_for(operation),
        ". Raise the timeout if that rank is only slow", or_else);
 }
 

@@ -179,6 +179,8 @@ class MessageOperation final : public Operation {
   uint64_t number() const { return number_; }
   // Of a receive, for whoever drives: the rank whose message it has; -1 before it has one.
   int matched() const { return source_; }
+  // For whoever drives: bytes that have travelled, where it does so in slices.
+  uint64_t moved() const { return moved_; }
   uint64_t bytes() const { return block_.count * size_of(dtype_); }
 
  private:
