@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from typing import Any
 
 from _pycoll_autoload import register
@@ -40,7 +41,7 @@ def create(options: Any, backend_options: Any) -> Any:
             options.group_rank,
             options.group_size,
             options.timeout,
-            generation + name,
+            generation + name + _members(options.global_ranks_in_group),
             list(options.global_ranks_in_group),  # empty for the default group: all ranks
             variables,
             table,
@@ -61,3 +62,12 @@ def create(options: Any, backend_options: Any) -> Any:
         choice = Choice(given, least, "the group's Options name it")
     groups.made(name, choice)
     return backend
+
+
+def _members(ranks: Sequence[int]) -> str:
+    """A part of the name of a group in the store. torch numbers its groups: where only members make
+    a group, without saying so, several have one number."""
+    text = ",".join(map(str, ranks))
+    if len(text) > 60:
+        text = f"{text[:40]}...{sha256(text.encode()).hexdigest()[:12]}"
+    return f" of {text}" if text else ""

@@ -20,7 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from helpers_cases import TRANSPORTS, all_words, error_of, still_works
+from helpers_cases import all_words, error_of, still_works
 from helpers_scripts import Script, run_series, wait_for_end_of
 
 WORLD = 4
@@ -255,21 +255,19 @@ def one_of(rank, w, directory, name):
         scenario(rank, ranks, directory, *args)
 
 
-@pytest.fixture(scope="module")
-def outcomes():
+# The gate has them over shared memory, test-full over TCP, too.
+@pytest.fixture(scope="module", params=["shm", pytest.param("tcp", marks=pytest.mark.full)])
+def outcomes(request):
+    """{case: how it ended on each rank}"""
     scripts = []
     for name, (*_, env) in CASES.items():
-        for transport in TRANSPORTS:
-            variables = {**env, "PYCOLL_TRANSPORT": transport}
-            scripts.append(Script(f"{name} {transport}", one_of, (name,), variables, seconds=60))
+        variables = {**env, "PYCOLL_TRANSPORT": request.param}
+        scripts.append(Script(name, one_of, (name,), variables, seconds=60))
     before = set(os.listdir("/dev/shm"))
     found = run_series(WORLD, scripts)
     left = [name for name in set(os.listdir("/dev/shm")) - before if "pycoll" in name]
     assert not left
-    return {name: ranks[: CASES[name.split()[0]][0]] for name, ranks in found.items()}
-
-
-over_each_transport = pytest.mark.parametrize("transport", TRANSPORTS)
+    return {name: ranks[: CASES[name][0]] for name, ranks in found.items()}
 
 
 def check(ranks, codes):
@@ -284,27 +282,23 @@ def last_line(ended):
     return lines[-1].removeprefix(f"[rank{ended.rank}]: ") if lines else ""
 
 
-@over_each_transport
-def test_f1_f2_a_killed_peer(outcomes, transport):
-    check(outcomes[f"f1_f2 {transport}"], [0, 0, -signal.SIGKILL, 0])
+def test_f1_f2_a_killed_peer(outcomes):
+    check(outcomes["f1_f2"], [0, 0, -signal.SIGKILL, 0])
 
 
-@over_each_transport
 @pytest.mark.parametrize("case", ["f4", "f6"])
-def test_f4_f6_timeouts(outcomes, case, transport):
-    ranks = outcomes[f"{case} {transport}"]
+def test_f4_f6_timeouts(outcomes, case):
+    ranks = outcomes[case]
     check(ranks, [0] * len(ranks))
 
 
-@over_each_transport
 @pytest.mark.parametrize(("how", "code"), [("return", 0), ("exit", 3), ("raise", 1)])
-def test_f7_one_rank_leaves_early(outcomes, how, code, transport):
-    check(outcomes[f"f7_{how} {transport}"], [0, code, 0])
+def test_f7_one_rank_leaves_early(outcomes, how, code):
+    check(outcomes[f"f7_{how}"], [0, code, 0])
 
 
-@over_each_transport
-def test_f8_destroy_in_a_finally(outcomes, transport):
-    ranks = outcomes[f"f8 {transport}"]
+def test_f8_destroy_in_a_finally(outcomes):
+    ranks = outcomes["f8"]
     check(ranks, [1, 1, 1])
     for ended in ranks:
         assert ended.seconds < 10, ended
@@ -313,18 +307,16 @@ def test_f8_destroy_in_a_finally(outcomes, transport):
         all_words(last_line(ended), "DistBackendError", "rank 1")
 
 
-@over_each_transport
 @pytest.mark.parametrize("where", ["init", "all_reduce", "barrier"])
-def test_f12_control_c(outcomes, where, transport):
-    ranks = outcomes[f"f12_{where} {transport}"]
+def test_f12_control_c(outcomes, where):
+    ranks = outcomes[f"f12_{where}"]
     check(ranks, [-signal.SIGINT, 0])
     assert last_line(ranks[0]) == "KeyboardInterrupt"
 
 
-@over_each_transport
-def test_f13_a_silent_peer_is_warned_of(outcomes, transport):
+def test_f13_a_silent_peer_is_warned_of(outcomes):
     """By every rank that waits for it; by nobody once it goes on, and not by itself."""
-    ranks = outcomes[f"f13 {transport}"]
+    ranks = outcomes["f13"]
     check(ranks, [0, 0, 0])
     assert ranks[1].stderr == "", ranks[1]
     for rank, call in ((0, "all_reduce #2 "), (2, "all_reduce #2 "), (0, "recv ")):

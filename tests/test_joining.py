@@ -30,6 +30,32 @@ def test_a_missing_rank_is_named(tmp_path):
     assert isinstance(caught.value, TimeoutError)
 
 
+def test_two_processes_with_one_rank(tmp_path):
+    """A launcher that gives a rank twice: whoever came first is told, and not at its timeout."""
+    store = pycoll.FileStore(tmp_path)
+    ended = {}
+
+    def join(name, seconds):
+        start = time.monotonic()
+        with pytest.raises(pycoll.Error) as caught:
+            pycoll.Communicator(store, 0, 2, options={"PYCOLL_CONNECT_TIMEOUT": str(seconds)})
+        ended[name] = str(caught.value), time.monotonic() - start
+
+    first = threading.Thread(target=join, args=("first", 30))
+    first.start()
+    while not list(tmp_path.iterdir()):
+        time.sleep(0.01)
+    time.sleep(0.1)
+    second = threading.Thread(target=join, args=("second", 2))
+    second.start()
+    first.join()
+    second.join()
+    text, seconds = ended["first"]
+    assert "rank 0 of 2: another process has joined the group as this rank" in text, ended
+    assert seconds < 10, ended
+    assert "waited 2 s for rank 1" in ended["second"][0], ended
+
+
 def join_alone(rank, world_size, directory):
     threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
     start = time.monotonic()

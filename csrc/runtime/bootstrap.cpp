@@ -76,7 +76,20 @@ void check_equal(const Record& first, const Record& record, size_t rank) {
   }
 }
 
-std::vector<Record> collect(const BootstrapRequest& request, const Deadline& deadline) {
+// By who waits, now and then. Records have random names in them: no two are the same.
+void keep_own(const BootstrapRequest& request, const std::string& mine) {
+  const auto found = request.store->peek(key_of(request, request.rank));
+  if (found && *found == mine) return;
+  // It is the other's to tidy up, when it has met the rest; or the store forgets.
+  if (!found) return request.store->set(key_of(request, request.rank), mine);
+  fail(
+      ErrorKind::mismatch, "rank ", request.rank, " of ", request.world_size,
+      ": another process has joined the group as this rank. Every process needs a rank of its own, "
+      "and each group a store or a prefix of its own");
+}
+
+std::vector<Record> collect(const BootstrapRequest& request, const std::string& mine,
+                            const Deadline& deadline) {
   std::vector<Record> records;
   for (int rank = 0; rank < request.world_size; ++rank) {
     std::optional<std::string> text;
@@ -84,12 +97,14 @@ std::vector<Record> collect(const BootstrapRequest& request, const Deadline& dea
       if (request.interrupt) request.interrupt();
       const Nanoseconds patience = std::min<Nanoseconds>(deadline.remaining(), kStorePatience);
       text = request.store->get(key_of(request, rank), patience);
+      if (!text) keep_own(request, mine);
     } while (!text && !deadline.passed());
     if (!text) {
       fail(ErrorKind::timed_out, "rank ", request.rank, " of ", request.world_size, " waited ",
            request.config.connect_timeout, " s for rank ", rank,
-           " to join the group. Is that process running, and does it use the same store and world "
-           "size? (PYCOLL_CONNECT_TIMEOUT sets the limit)");
+           " to join the group. Is that process running, does it use the same store and world "
+           "size, and call new_group() in the same order with the same ranks? "
+           "(PYCOLL_CONNECT_TIMEOUT sets the limit)");
     }
     records.push_back(read_record(*text));
     // At once: with a wrong world size the next rank may never come.
@@ -187,7 +202,10 @@ class Farewell {
   explicit Farewell(const BootstrapRequest& request)
       : request_(request), spare_(::open("/dev/null", O_RDONLY | O_CLOEXEC)) {}
 
-  void use(const std::string& job_key) { key_ = concat(request_.prefix, "/gave_up/", job_key); }
+  void use(const Agreement& agreement) {
+    key_ = concat(request_.prefix, "/gave_up/", agreement.job_key);
+    own_record_ = agreement.own_record;
+  }
 
   void leave(const std::string& reason) {
     spare_.reset();
@@ -204,6 +222,7 @@ class Farewell {
     if (Clock::now() < next_look_) return;
     next_look_ = Clock::now() + std::chrono::seconds(1);
     if (const auto note = read()) throw Error(ErrorKind::peer_failed, *note);
+    keep_own(request_, own_record_);
   }
 
   // For a rank that cannot reach a peer: throws what a peer has left, if it can be read.
@@ -227,12 +246,12 @@ class Farewell {
   const BootstrapRequest& request_;
   UniqueFd spare_;
   std::string key_;
+  std::string own_record_;
   Clock::time_point next_look_ = Clock::now() + std::chrono::seconds(1);
 };
 
 std::unique_ptr<Transport> connect_all(const BootstrapRequest& request, Connector& connector,
                                        ConnectRequest connect, Farewell& farewell) {
-  farewell.use(connect.job_key);
   connect.interrupt = [&] {
     if (request.interrupt) request.interrupt();
     farewell.look();
@@ -250,9 +269,11 @@ std::unique_ptr<Transport> connect_all(const BootstrapRequest& request, Connecto
 }  // namespace
 
 Agreement agree(const BootstrapRequest& request, Connector& connector, const Deadline& deadline) {
-  request.store->set(key_of(request, request.rank), write_record(my_record(request, connector)));
-  std::vector<Record> records = collect(request, deadline);
+  const std::string mine = write_record(my_record(request, connector));
+  request.store->set(key_of(request, request.rank), mine);
+  std::vector<Record> records = collect(request, mine, deadline);
   Agreement agreement;
+  agreement.own_record = mine;
   agreement.job_key = records[0]["job_key"];
   for (Record& record : records) agreement.descriptions.push_back(record["transport"]);
   agreement.hosts = number_hosts(records);
@@ -275,6 +296,7 @@ std::unique_ptr<Transport> bootstrap(const BootstrapRequest& request, Connector&
     throw;
   }
 
+  farewell.use(agreement);
   ConnectRequest connect;
   connect.rank = request.rank;
   connect.world_size = request.world_size;

@@ -30,8 +30,9 @@ struct BootstrapRequest {
   std::shared_ptr<FlightRecorder> recorder{};  // of the process; none: nothing is recorded
 };
 
-// What all ranks agreed on.
+// What all ranks agreed on; and what this one has published of itself.
 struct Agreement {
+  std::string own_record;
   std::string job_key;
   std::vector<int32_t> hosts;             // of each rank, numbered by first appearance
   std::vector<std::string> descriptions;  // of the transport, by rank
@@ -40,7 +41,8 @@ struct Agreement {
 // Publishes this rank's record, collects all, checks that they fit together. Throws
 //   Error(timed_out)         naming the ranks that did not come;
 //   Error(mismatch)          when versions or agreed variables differ, naming variable, ranks and
-//   values; Error(peer_failed)       when no transport serves all pairs, with the reason of each.
+//                            values; when another process publishes as the same rank;
+//   Error(peer_failed)       when no transport serves all pairs, with the reason of each.
 Agreement agree(const BootstrapRequest& request, Connector& connector, const Deadline& deadline);
 
 // agree(), connect, and tidy up the store. No rank returns before all have connected; one that

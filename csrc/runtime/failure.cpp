@@ -119,7 +119,9 @@ std::string Communicator::waited_in(const Operation& operation) const {
                 " s in ", operation.describe(), " of ", world_size_, " ranks");
 }
 
-// "rank 1, which has not come beyond barrier #2; rank 2 has made no call on this group"
+// "rank 1, which has not come beyond barrier #2; rank 2 has made no call on this group that is
+// known here": over TCP a rank that stands still cannot answer where it is, and may have sent only
+// others a message so far.
 std::string Communicator::whom_it_waits_for(const CollectiveOperation& operation) const {
   const CallHeader& mine = operation.call();
   const std::vector<int> waited_for = executor_.waiting_for();
@@ -129,7 +131,7 @@ std::string Communicator::whom_it_waits_for(const CollectiveOperation& operation
     const auto latest = transport_->latest_call_of(peer);
     const bool behind = !latest || latest->sequence < mine.sequence;
     const std::string where = latest ? concat("has not come beyond ", to_string(*latest))
-                                     : "has made no call on this group";
+                                     : "has made no call on this group that is known here";
     if (std::find(waited_for.begin(), waited_for.end(), peer) != waited_for.end()) {
       who += concat(who.empty() ? "" : "; ", "rank ", peer, ", which ",
                     behind ? where : "is in the same operation and waits itself, or is slow");
