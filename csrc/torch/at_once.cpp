@@ -28,6 +28,7 @@ bool Backend::run_at_once(const PlainTensors& tensors) {
   // Whoever profiles is shown every call, by the ordinary way.
   if (tensors.async || at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE)) return false;
   if (request_.codec || request_.regions->any() || !codecs_->idle()) return false;
+  if (hook_->is_set()) return false;
   const at::Tensor* const known = tensors.input != nullptr ? tensors.input : tensors.output;
   PlainCall call{tensors.collective, DType::uint8, tensors.reduce_op, tensors.root, {}, {}, {}};
   const int world = getSize();

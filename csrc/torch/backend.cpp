@@ -13,6 +13,7 @@
 #include "python/gil.h"
 #include "torch/allocator.h"
 #include "torch/errors.h"
+#include "transport/shm/arena.h"
 
 namespace pycoll::torch_adapter {
 namespace {
@@ -169,6 +170,40 @@ at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
   return empty_shareable({size}, c10::typeMetaToScalarType(options.dtype()));
 }
 
+void Backend::registerOnCompletionHook(CompletionHook::Function&& hook) {
+  with_torch_errors([&] { hook_->set(hook); });
+  onCompletionHook_ = std::move(hook);  // for hasHooks()
+}
+
+void Backend::waitForPendingWorks() {
+  const GilRelease release;
+  hook_->wait_for_pending(interrupt_);
+}
+
+c10d::ErrorType Backend::getError() {
+  try {
+    communicator_->throw_if_dead();
+    return c10d::ErrorType::SUCCESS;
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::timed_out) return c10d::ErrorType::TIMEOUT;
+    const bool by_peer =
+        error.kind() == ErrorKind::peer_failed || error.kind() == ErrorKind::aborted;
+    return by_peer ? c10d::ErrorType::REMOTE_ERROR : c10d::ErrorType::COMM_ERROR;
+  }
+}
+
+std::unordered_map<std::string, uint64_t> Backend::getMemoryStats() {
+  std::unordered_map<std::string, uint64_t> found;
+  for (const auto& [name, value] : communicator_->statistics()) found[name] = value;
+  const shm::Arena* const arena = shm::existing_process_arena();
+  const auto shareable = arena != nullptr ? arena->statistics() : shm::Arena::Statistics();
+  found["shareable_live_bytes"] = shareable.live;
+  found["shareable_peak_bytes"] = shareable.peak;
+  found["shareable_cached_bytes"] = shareable.cached;
+  found["shareable_backed_bytes"] = shareable.backed;
+  return found;
+}
+
 void Backend::abort() {
   const GilRelease release;
   constexpr auto kReason = "torch.distributed asked for it";
@@ -278,6 +313,11 @@ Backend::WorkPtr Backend::run_on(c10::Device device, const char* title, Descript
 }
 
 Backend::WorkPtr Backend::run(Call call) {
+  if (!call.async && hook_->is_set()) {
+    call.async = true;
+    run(std::move(call))->wait();
+    return nullptr;
+  }
   if (const auto gpu = gpu_of(call.title, call.inputs, call.outputs)) {
     const char* title = call.title;
     Description description{getRank(), call.type, title, call.inputs, call.outputs};
@@ -308,6 +348,11 @@ Backend::WorkPtr Backend::run(Call call) {
 
 Backend::WorkPtr Backend::run_together(c10d::OpType type, const char* title,
                                        std::vector<Call> calls) {
+  if (!calls.empty() && !calls.front().async && hook_->is_set()) {
+    for (Call& call : calls) call.async = true;
+    run_together(type, title, std::move(calls))->wait();
+    return nullptr;
+  }
   Description description{getRank(), type, title, {}, {}};
   if (calls.empty()) return CombinedWork::make(std::move(description), {});
   for (const Call& call : calls) {
@@ -338,6 +383,7 @@ Backend::WorkPtr Backend::run_together(c10d::OpType type, const char* title,
 }
 
 Backend::WorkPtr Backend::remember(c10::intrusive_ptr<c10d::Work> work) {
+  if (hook_->is_set()) hook_->watch(*work);
   const std::lock_guard lock(coalescing_mutex_);
   if (coalescing_.open) coalescing_.works.push_back(work);
   return work;

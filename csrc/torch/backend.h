@@ -14,11 +14,13 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <unordered_map>
 #include <vector>
 
 #include "python/group_options.h"
 #include "runtime/codec_group.h"
 #include "runtime/communicator.h"
+#include "torch/completion_hook.h"
 #include "torch/device.h"
 #include "torch/regions.h"
 #include "torch/sparse.h"
@@ -120,6 +122,15 @@ class Backend final : public c10d::Backend {
   uint64_t getSequenceNumberForGroup() override {
     return communicator_->sequence() + devices_->sequence();
   }
+
+  // Of all calls from then on; with a hook, synchronous ones have a Work, too.
+  void registerOnCompletionHook(CompletionHook::Function&& hook) override;
+  void waitForPendingWorks() override;
+  // Why the group has ended, if it has.
+  c10d::ErrorType getError() override;
+  // Bytes of shareable memory of the process, and calls and bytes of the group that did and did not
+  // need staging. (No `override`: torch 2.11 does not ask.)
+  virtual std::unordered_map<std::string, uint64_t> getMemoryStats();
 
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using TensorLists = std::vector<Tensors>;
@@ -246,6 +257,7 @@ class Backend final : public c10d::Backend {
   std::chrono::milliseconds time_of(std::chrono::milliseconds given) const {
     return given == c10d::kUnsetTimeout ? options_->timeout : given;
   }
+  // What every call that has a Work goes through.
   WorkPtr remember(c10::intrusive_ptr<c10d::Work> work);
 
   struct Coalescing {
@@ -263,6 +275,7 @@ class Backend final : public c10d::Backend {
   Interrupt interrupt_;
   std::shared_ptr<CodecGroup> codecs_;
   std::unique_ptr<SparseCalls> sparse_;
+  const std::shared_ptr<CompletionHook> hook_ = std::make_shared<CompletionHook>();
   std::mutex coalescing_mutex_;
   Coalescing coalescing_;  // guarded by coalescing_mutex_
 };

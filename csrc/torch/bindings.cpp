@@ -140,6 +140,8 @@ PYBIND11_MODULE(PYCOLL_MODULE, m) {
             backend.set_codec(word_of(codec), min_bytes);
           },
           py::arg("codec"), py::arg("min_bytes"))
+      // torch declares it for all backends, and binds it for those of its own.
+      .def("get_error", &Backend::getError, py::call_guard<py::gil_scoped_release>())
       .def("get_sequence_number", &Backend::getSequenceNumberForGroup,
            py::call_guard<py::gil_scoped_release>());
 

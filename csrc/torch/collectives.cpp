@@ -117,6 +117,7 @@ Backend::WorkPtr Backend::allreduce_sparse(Tensors& tensors,
       sparse_->all_reduce({getRank(), c10d::OpType::ALLREDUCE, kTitle, tensors, tensors},
                           reduce_op_of(options.reduceOp), time_limit(time_of(options.timeout)));
   if (options.asyncOp) return remember(std::move(work));
+  if (hook_->is_set()) hook_->watch(*work);
   work->wait();
   return nullptr;
 }
@@ -436,6 +437,12 @@ Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& options) {
 // When it is done, all ranks have come to it, and their GPUs to that point of their streams.
 Backend::WorkPtr Backend::barrier_on(c10::Device device, const c10d::BarrierOptions& options) {
   constexpr auto kTitle = "pycoll:barrier";
+  if (!options.asyncOp && hook_->is_set()) {
+    c10d::BarrierOptions async = options;
+    async.asyncOp = true;
+    barrier_on(device, async)->wait();
+    return nullptr;
+  }
   if (!device.has_index()) device = c10::impl::VirtualGuardImpl(device.type()).getDevice();
   DeviceCall call{kTitle,          {getRank(), c10d::OpType::BARRIER, kTitle, {}, {}},
                   device,          time_of(options.timeout),
