@@ -124,11 +124,36 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::
                                                  const c10::intrusive_ptr<Options>& options) {
   const auto mine = std::find(ranks.begin(), ranks.end(), getRank());
   if (mine == ranks.end()) return nullptr;
+  GroupRequest request = request_of_part("split", ranks);
+  if (options != nullptr) request.timeout = options->timeout;
+  return make(std::move(request));
+}
+
+c10::intrusive_ptr<c10d::Backend> Backend::shrink(const std::vector<int64_t>& ranks_to_exclude,
+                                                  int flags,
+                                                  const c10::intrusive_ptr<Options>& options) {
+  constexpr int kAbort = 1;  // torch's SHRINK_ABORT
+  std::vector<int> ranks;
+  for (int rank = 0; rank < getSize(); ++rank) {
+    const auto found = std::find(ranks_to_exclude.begin(), ranks_to_exclude.end(), rank);
+    if (found == ranks_to_exclude.end()) ranks.push_back(rank);
+  }
+  if (std::find(ranks.begin(), ranks.end(), getRank()) == ranks.end()) {
+    refuse("pycoll:shrink", "rank ", getRank(), " is one of those that are excluded");
+  }
+  if (flags & kAbort) abort();
+  GroupRequest request = request_of_part("shrink", ranks);
+  if (options != nullptr) request.timeout = options->timeout;
+  return make(std::move(request));
+}
+
+GroupRequest Backend::request_of_part(const char* kind, const std::vector<int>& ranks) {
   GroupRequest request = request_;
+  const auto mine = std::find(ranks.begin(), ranks.end(), getRank());
   request.rank = static_cast<int>(mine - ranks.begin());
   request.world_size = static_cast<int>(ranks.size());
-  // The same on all of these ranks, which make the same splits among themselves.
-  request.group_id += "/split";
+  // The same on all of these ranks, which make the same parts among themselves.
+  request.group_id += concat("/", kind);
   for (const int rank : ranks) request.group_id += concat("-", rank);
   {
     const std::lock_guard lock(splits_mutex_);
@@ -140,8 +165,7 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::
     const bool known = place < request_.global_ranks.size();
     request.global_ranks.push_back(known ? request_.global_ranks[place] : place);
   }
-  if (options != nullptr) request.timeout = options->timeout;
-  return make(std::move(request));
+  return request;
 }
 
 void Backend::eagerConnectSingleDevice(at::Device device) {

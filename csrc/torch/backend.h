@@ -109,6 +109,12 @@ class Backend final : public c10d::Backend {
                                           const std::vector<int>& ranks,
                                           const c10::intrusive_ptr<Options>& options) override;
   bool supportsSplitting() const override { return true; }
+  // By the ranks that stay, as torch.distributed.shrink_group() does it, all with the same list:
+  // they make a group without the others, who need not live. This group may have ended; with a flag
+  // (SHRINK_ABORT) it does.
+  c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<int64_t>& ranks_to_exclude, int flags,
+                                           const c10::intrusive_ptr<Options>& options) override;
+  bool supportsShrinking() const override { return true; }
   // By all ranks: the first call on that GPU is then like any other.
   void eagerConnectSingleDevice(at::Device device) override;
 
@@ -215,6 +221,8 @@ class Backend final : public c10d::Backend {
   void shutdown() override;
 
  private:
+  // What makes a group of some of its ranks, this one among them. `kind` is a part of its name.
+  GroupRequest request_of_part(const char* kind, const std::vector<int>& ranks);
   // Calls of the coalesced forms too: checked, not started.
   Call all_reduce_of(const at::Tensor& tensor, const c10d::AllreduceOptions& options) const;
   Call all_gather_list(const Tensors& outputs, const at::Tensor& input,
