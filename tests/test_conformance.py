@@ -27,8 +27,14 @@ pytestmark = [
     "world_size", [2, pytest.param(3, marks=full), pytest.param(4, marks=full)]
 )
 def test_suite_of_torch(world_size, tmp_path):
+    check_suite(tmp_path, "cpu", world_size, TOTALS[world_size])
+
+
+def check_suite(tmp_path, device, world_size, total):
+    """No test fails, so many pass, and what is skipped is what is listed."""
     report = tmp_path / "report.json"
-    command = [sys.executable, HERE / "run.py", "--world-size", str(world_size), "--json", report]
+    where = ["--device", device, "--world-size", str(world_size)]
+    command = [sys.executable, HERE / "run.py", *where, "--json", report]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=800, check=False, env=environment
@@ -36,6 +42,6 @@ def test_suite_of_torch(world_size, tmp_path):
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     verdicts = json.loads(report.read_text())
     passed = [name for name, (outcome, _) in verdicts.items() if outcome == "pass"]
-    assert len(passed) == TOTALS[world_size] and not EXCLUDED & verdicts.keys()
+    assert len(passed) == total and not EXCLUDED & verdicts.keys()
     skipped = {name: why for name, (outcome, why) in verdicts.items() if outcome == "skip"}
-    assert skipped == json.loads(SKIPS.read_text())[str(world_size)]
+    assert skipped == json.loads(SKIPS[device].read_text())[str(world_size)]

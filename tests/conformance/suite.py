@@ -18,22 +18,24 @@ from contextlib import contextmanager
 from typing import Any
 
 NAME = "pycoll"
-LIKE = frozenset({"gloo", "mpi"})
+LIKE = ("gloo", "mpi")
 SUITE = "torch.testing._internal.distributed.distributed_test"
 TEST_SECONDS = 50
 
 
 class _Alike(str):
-    """pycoll's name, which equals those of LIKE as well."""
+    """pycoll's name, which equals those that it stands for as well."""
+
+    stands_for: tuple[str, ...] = LIKE
 
     def __eq__(self, other: object) -> bool:
-        return str.__eq__(self, other) is True or other in LIKE
+        return str.__eq__(self, other) is True or other in self.stands_for
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
     def __hash__(self) -> int:
-        return hash("gloo")  # found in sets that list it
+        return hash(self.stands_for[0])  # found in sets that list it
 
 
 @contextmanager
@@ -53,8 +55,11 @@ def _environment_says(name: str, value: str) -> Iterator[None]:
         os.environ.decodevalue = plain
 
 
-def load(world_size: int) -> type[unittest.TestCase]:
-    """The suite's class for that many ranks. For processes that do nothing else."""
+def load(world_size: int, gpu: Callable[[], None] | None = None) -> type[unittest.TestCase]:
+    """The suite's class for that many ranks. For processes that do nothing else.
+
+    `gpu` puts simulated GPUs in the place of torch.cuda's (on_simgpu.py).
+    """
     os.environ.update(
         WORLD_SIZE=str(world_size),
         MASTER_ADDR="127.0.0.1",
@@ -69,23 +74,28 @@ def load(world_size: int) -> type[unittest.TestCase]:
 
     features = common.DistTestCases.backend_feature
     for feature in ("gpu", "cuda", "ddp", "subgroup"):
-        if LIKE & features[feature]:
+        if features[feature] & {"nccl", *LIKE}:
             features[feature].add(NAME)
     features["plugin"].add(NAME)
     for name in common.TIMEOUT_OVERRIDE:
         common.TIMEOUT_OVERRIDE[name] = min(common.TIMEOUT_OVERRIDE[name], TEST_SECONDS)
+    if gpu is not None:
+        common.TEST_CUDA = True
     # Upstream asks for 8 ranks where 3 will do.
     common.skip_if_small_worldsize = unittest.skipIf(world_size < 3, "needs 3 ranks")
     _open_monitored_barrier()
-    with _environment_says("BACKEND", _Alike(NAME)):
+    name = _Alike(NAME)
+    if gpu is not None:
+        name.stands_for = ("nccl",)
+    with _environment_says("BACKEND", name):
         suite = importlib.import_module(SUITE)
     # Then events are looked for: "pycoll:all_reduce".
     suite.PROFILING_SUPPORTED_BACKENDS.append(NAME)
     suite.SEND_RECV_PROFILING_SUPPORTED_BACKENDS.append(NAME)
-    return _class_of(suite)
+    return _class_of(suite, gpu)
 
 
-def _class_of(suite: Any) -> type[unittest.TestCase]:
+def _class_of(suite: Any, gpu: Callable[[], None] | None) -> type[unittest.TestCase]:
     import torch
     import torch.multiprocessing
 
@@ -105,6 +115,8 @@ def _class_of(suite: Any) -> type[unittest.TestCase]:
         @classmethod
         def _run(cls, *args: Any, **options: Any) -> None:
             torch.set_num_threads(1)
+            if gpu is not None:
+                gpu()
             super()._run(*args, **options)
 
     return OnPycoll
