@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         shareable,
         shared_memory_stats,
     )
+    from pycoll.shrinking import shrink_group
     from pycoll.store import FileStore
 
 __version__ = "0.1.0"
@@ -116,6 +117,7 @@ __all__ = [
     "share_",
     "shareable",
     "shared_memory_stats",
+    "shrink_group",
     "statistics",
     "unscale_",
 ]
@@ -161,6 +163,7 @@ _HOMES = {
     "share_": "shared_memory",
     "shareable": "shared_memory",
     "shared_memory_stats": "shared_memory",
+    "shrink_group": "shrinking",
     "statistics": "_statistics",
 }
 

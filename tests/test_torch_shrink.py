@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import pycoll
 from helpers_cases import all_words, error_of, still_works
 from helpers_scripts import Script, run_series
 
@@ -42,13 +43,20 @@ def lose_one(rank, group=None):
 
 
 def trains(group, w):
-    """A step as of data parallelism: parameters from the first rank, gradients averaged."""
+    """Parameters of the first rank, and averaged gradients."""
     rank = dist.get_rank(group)
-    parameter = torch.full((1000,), 3.0 if rank == 0 else -1.0)
-    dist.broadcast(parameter, group=group, group_src=0)
-    gradient = torch.full((1000,), float(rank))
-    dist.all_reduce(gradient, dist.ReduceOp.AVG, group)
-    assert (parameter - gradient == 3 - (w - 1) / 2).all()
+    torch.manual_seed(rank)
+    model = torch.nn.Linear(30, 20)
+    first = [p.detach().clone() for p in model.parameters()]
+    for parameter in first:
+        dist.broadcast(parameter, group=group, group_src=0)
+    ddp = torch.nn.parallel.DistributedDataParallel(model, process_group=group)
+    for parameter, wanted in zip(model.parameters(), first, strict=True):
+        assert torch.equal(parameter, wanted)
+    for _ in range(3):
+        model.zero_grad()
+        (ddp(torch.ones(4, 30)).sum() * rank).backward()
+        assert (model.weight.grad == 4 * (w - 1) / 2).all()
 
 
 def default_group(rank, w, directory):
@@ -56,7 +64,7 @@ def default_group(rank, w, directory):
     begin(rank, directory)
     lose_one(rank)
     start = time.monotonic()
-    group = dist.shrink_group([GONE])
+    group = pycoll.shrink_group([GONE])
     assert time.monotonic() - start < 10
     assert group == dist.group.WORLD
     assert (dist.get_world_size(), dist.get_rank()) == (3, rank - (rank > GONE))
@@ -68,7 +76,7 @@ def default_group(rank, w, directory):
     assert (again == 1).all()
     if dist.get_rank() == 0:
         return dist.destroy_process_group()
-    dist.shrink_group([0])
+    pycoll.shrink_group([0])
     assert (dist.get_world_size(), dist.get_rank()) == (2, 0 if rank == 1 else 1)
     trains(None, 2)
     still_works(dist.get_rank(), 2)
@@ -82,9 +90,11 @@ def other_group(rank, w, directory):
     begin(rank, directory)
     group = dist.new_group()
     lose_one(rank, group)
-    shrunk = dist.shrink_group([GONE], group)
+    shrunk = dist.shrink_group([GONE], group)  # for all but DDP
     assert dist.get_world_size(shrunk) == 3
-    trains(shrunk, 3)
+    tensor = torch.ones(9)
+    dist.all_reduce(tensor, group=shrunk)
+    assert (tensor == 3).all()
     dist.destroy_process_group()
 
 
@@ -98,7 +108,9 @@ def living_ranks(rank, w, directory):
         dist.barrier()
         return dist.destroy_process_group()
     work = dist.all_reduce(torch.ones(9), group=group, async_op=True) if rank == 1 else None
-    shrunk = dist.shrink_group([0], group, dist.distributed_c10d.SHRINK_ABORT)
+    text = error_of(lambda: pycoll.shrink_group([rank], group), RuntimeError)
+    all_words(text, "exclusion list")
+    shrunk = pycoll.shrink_group([0], group, abort=True)
     trains(shrunk, 3)
     if work is not None:
         error_of(work.wait, dist.DistBackendError)
@@ -111,24 +123,56 @@ def lists_differ(rank, w, directory):
     """Ranks that do not exclude the same wait for each other, and say for whom."""
     begin(rank, directory)
     lose_one(rank)
-    text = error_of(lambda: dist.shrink_group([GONE] if rank else [GONE, 1]), RuntimeError)
-    all_words(text, "to join the group", "PYCOLL_CONNECT_TIMEOUT")
+    text = error_of(lambda: pycoll.shrink_group([GONE] if rank else [GONE, 1]), RuntimeError)
+    all_words(text, "to join the group", "shrink_group()", "PYCOLL_CONNECT_TIMEOUT")
 
 
-CASES = [default_group, other_group, living_ranks, lists_differ]
+def two_die(rank, w, directory):
+    """Both at once, and both are excluded in one call."""
+    begin(rank, directory)
+    if rank in (0, GONE):
+        os.kill(os.getpid(), signal.SIGKILL)
+    error_of(lambda: [dist.all_reduce(torch.zeros(9)) for _ in range(99)], dist.DistBackendError)
+    pycoll.shrink_group([0, GONE])
+    trains(None, 2)
+    dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def one_more_dies(rank, w, directory):
+    """In the shrink; those that are left name it, and shrink once more."""
+    begin(rank, directory)
+    lose_one(rank)
+    if rank == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    text = error_of(lambda: pycoll.shrink_group([GONE]), RuntimeError)
+    all_words(text, "for rank 2 to join the group")  # of three
+    pycoll.shrink_group([GONE, 3])
+    trains(None, 2)
+    dist.destroy_process_group()
+
+
+# What it is, the ranks that are killed, PYCOLL_CONNECT_TIMEOUT.
+CASES = [
+    (default_group, [GONE], "30"),
+    (other_group, [GONE], "30"),
+    (living_ranks, [], "30"),
+    (lists_differ, [GONE], "2"),
+    (two_die, [0, GONE], "30"),
+    (one_more_dies, [GONE, 3], "3"),
+]
+
+
+@pytest.mark.parametrize("transport", ["shm", pytest.param("tcp", marks=pytest.mark.full)])
 def test_survivors_go_on(transport):
     env = {"PYCOLL_TRANSPORT": transport}
     scripts = [
         Script(case.__name__, case, (), {**env, "PYCOLL_CONNECT_TIMEOUT": seconds}, 60)
-        for case, seconds in zip(CASES, ["30", "30", "30", "2"], strict=True)
+        for case, _, seconds in CASES
     ]
     before = set(os.listdir("/dev/shm"))
-    for name, ranks in run_series(W, scripts).items():
-        codes = [0] * W
-        if name != "living_ranks":
-            codes[GONE] = -signal.SIGKILL
-        assert [ended.exitcode for ended in ranks] == codes, (name, ranks)
+    outcomes = run_series(W, scripts)
+    for case, killed, _ in CASES:
+        ranks = outcomes[case.__name__]
+        codes = [-signal.SIGKILL if rank in killed else 0 for rank in range(W)]
+        assert [ended.exitcode for ended in ranks] == codes, (case.__name__, ranks)
     assert not [name for name in set(os.listdir("/dev/shm")) - before if "pycoll" in name]

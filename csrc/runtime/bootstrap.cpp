@@ -103,7 +103,7 @@ std::vector<Record> collect(const BootstrapRequest& request, const std::string& 
       fail(ErrorKind::timed_out, "rank ", request.rank, " of ", request.world_size, " waited ",
            request.config.connect_timeout, " s for rank ", rank,
            " to join the group. Is that process running, does it use the same store and world "
-           "size, and call new_group() in the same order with the same ranks? "
+           "size, and call new_group() or shrink_group() in the same order with the same ranks? "
            "(PYCOLL_CONNECT_TIMEOUT sets the limit)");
     }
     records.push_back(read_record(*text));
