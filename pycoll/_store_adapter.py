@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -25,6 +26,19 @@ class BootstrapStore(Protocol):
     def remove(self, key: str) -> None: ...
 
 
+@contextlib.contextmanager
+def _errors_are_ours() -> Iterator[None]:
+    """What the system refuses a store (descriptors, space) is an error of making the group."""
+    try:
+        yield
+    except TimeoutError:
+        raise
+    except OSError as error:
+        if isinstance(error, _core.Error):
+            raise
+        raise _core.OperatingSystemError(f"the store failed: {error}") from error
+
+
 class _AnyStore:
     """Over pycoll.FileStore and whatever has ``set(key, bytes)`` and ``get(key, timeout=s)``."""
 
@@ -32,11 +46,13 @@ class _AnyStore:
         self._store = store
 
     def set(self, key: str, value: bytes) -> None:
-        self._store.set(key, value)
+        with _errors_are_ours():
+            self._store.set(key, value)
 
     def get(self, key: str, timeout: float) -> bytes | None:
         try:
-            return bytes(self._store.get(key, timeout=timeout))
+            with _errors_are_ours():
+                return bytes(self._store.get(key, timeout=timeout))
         except TimeoutError:
             return None
 

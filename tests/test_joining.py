@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import signal
@@ -54,6 +55,26 @@ def test_two_processes_with_one_rank(tmp_path):
     assert "rank 0 of 2: another process has joined the group as this rank" in text, ended
     assert seconds < 10, ended
     assert "waited 2 s for rank 1" in ended["second"][0], ended
+
+
+@pytest.mark.parametrize("call", ["set", "get"])
+def test_what_the_system_refuses_a_store_is_an_error_of_the_group(call):
+    class Refused(dict):
+        def set(self, key, value):
+            self.fail_in("set")
+            self[key] = value
+
+        def get(self, key, timeout):
+            self.fail_in("get")
+            raise TimeoutError(key)
+
+        def fail_in(self, here):
+            if here == call:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "some file")
+
+    with pytest.raises(pycoll.OperatingSystemError, match="the store failed: .*some file") as told:
+        pycoll.Communicator(Refused(), 0, 2)
+    assert isinstance(told.value.__cause__, OSError) and told.value.__cause__.errno == errno.EMFILE
 
 
 def join_alone(rank, world_size, directory):
