@@ -217,7 +217,7 @@ MUTANTS = [
     Mutant(
         "message_fingerprint_unchecked",
         EXECUTOR,
-        "if (message->tag.fingerprint != fingerprint_of(step)) report_mismatch(step.from);",
+        "if (is_of_another(*message, step)) return false;",
         "",
         "messages of different operations are combined",
         "mismatch/message",

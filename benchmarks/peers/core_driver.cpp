@@ -43,6 +43,7 @@ class DirectoryStore final : public Store {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
+  std::optional<std::string> peek(const std::string& key) override { return get(key, {}); }
   void remove(const std::string& key) override { std::filesystem::remove(path(key)); }
 
  private:

@@ -76,12 +76,11 @@ void check_equal(const Record& first, const Record& record, size_t rank) {
   }
 }
 
-// By who waits, now and then. Records have random names in them: no two are the same.
-void keep_own(const BootstrapRequest& request, const std::string& mine) {
+// By who waits, now and then. Records have random names in them: no two are the same. True when
+// this rank's own is there.
+bool has_own(const BootstrapRequest& request, const std::string& mine) {
   const auto found = request.store->peek(key_of(request, request.rank));
-  if (found && *found == mine) return;
-  // It is the other's to tidy up, when it has met the rest; or the store forgets.
-  if (!found) return request.store->set(key_of(request, request.rank), mine);
+  if (!found || *found == mine) return found.has_value();
   fail(
       ErrorKind::mismatch, "rank ", request.rank, " of ", request.world_size,
       ": another process has joined the group as this rank. Every process needs a rank of its own, "
@@ -97,7 +96,8 @@ std::vector<Record> collect(const BootstrapRequest& request, const std::string& 
       if (request.interrupt) request.interrupt();
       const Nanoseconds patience = std::min<Nanoseconds>(deadline.remaining(), kStorePatience);
       text = request.store->get(key_of(request, rank), patience);
-      if (!text) keep_own(request, mine);
+      // Another of that name may have come about and tidied up, or the store forgets.
+      if (!text && !has_own(request, mine)) request.store->set(key_of(request, request.rank), mine);
     } while (!text && !deadline.passed());
     if (!text) {
       fail(ErrorKind::timed_out, "rank ", request.rank, " of ", request.world_size, " waited ",
@@ -222,7 +222,7 @@ class Farewell {
     if (Clock::now() < next_look_) return;
     next_look_ = Clock::now() + std::chrono::seconds(1);
     if (const auto note = read()) throw Error(ErrorKind::peer_failed, *note);
-    keep_own(request_, own_record_);
+    has_own(request_, own_record_);
   }
 
   // For a rank that cannot reach a peer: throws what a peer has left, if it can be read.

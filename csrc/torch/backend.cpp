@@ -39,15 +39,18 @@ class C10dStore final : public Store {
     const std::vector<uint8_t> value = store_->get(key);
     return std::string(value.begin(), value.end());
   }
+  // A store that cannot answer, as when the process that serves it has ended, has nothing to tell:
+  // the connections to that process say so, or the deadline.
   std::optional<std::string> peek(const std::string& key) override {
     try {
-      if (!store_->check({key})) return std::nullopt;
+      const auto there = check(key);
+      if (!there) return get(key, kPeekWithoutCheck);
+      if (!*there) return std::nullopt;
+      const std::vector<uint8_t> value = store_->get(key);
+      return std::string(value.begin(), value.end());
     } catch (const std::exception&) {
-      // A store of somebody's own may not have it.
-      return get(key, kPeekWithoutCheck);
+      return std::nullopt;
     }
-    const std::vector<uint8_t> value = store_->get(key);
-    return std::string(value.begin(), value.end());
   }
   void remove(const std::string& key) override {
     try {
@@ -59,6 +62,15 @@ class C10dStore final : public Store {
   }
 
  private:
+  // A store of somebody's own may not have it.
+  std::optional<bool> check(const std::string& key) {
+    try {
+      return store_->check({key});
+    } catch (const std::exception&) {
+      return std::nullopt;
+    }
+  }
+
   // The stores have no common class or code for "not in time": only their texts
   // do.
   static bool is_timeout(std::string text) {
